@@ -99,6 +99,9 @@ class Harness:
         self.drafter = drafter
         self.events: dict[str, list[SeqEvent]] = {}
         self.scheduler = Scheduler(cfg)
+        self.takers: list[str] = []  # for whom others were stopped, in the plan that is made
+        self.taken = 0  # how many were stopped for them
+        self._watch_takings()
         self.runner = FakeRunner(cfg, VOCAB)
         self.trace = [trace.encode_header(cfg)]
         self.requests: dict[str, SequenceRequest] = {}
@@ -122,6 +125,22 @@ class Harness:
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
         self.stopwatch: random.Random | None = None  # draws what steps took, if given
         self.cut = 0  # plans in which a prompt got less than the token budget would have given it
+
+    def _watch_takings(self) -> None:
+        to_stop = self.scheduler._claims._to_stop
+
+        def watched(seq, stoppable):
+            stopped = to_stop(seq, stoppable)
+            if stopped:
+                self.takers.append(seq.id)
+                self.taken += len(stopped)
+                giver, own = stopped[0].request, seq.request
+                left = sum(each.request.tenant == giver.tenant for each in self.scheduler._running) - len(stopped)
+                has = sum(each.request.tenant == own.tenant for each in self.scheduler._running)
+                require((has + 1) / own.share <= left / giver.share, "a taker has no more then than a giver")
+            return stopped
+
+        self.scheduler._claims._to_stop = watched
 
     @property
     def live(self) -> list[str]:
@@ -208,7 +227,10 @@ class Harness:
         drafts, alone = self._drafts(), not self.flights
         if drafts:
             self.trace.append(trace.encode_drafts(drafts))
+        self.takers.clear()
         plan = self.scheduler.plan(drafts)
+        admitted = {admit.seq_id for admit in plan.admits}
+        require(admitted.issuperset(self.takers), "nobody is stopped for one who is not admitted")
         flying = {row.slot for each in self.flights for row in each.rows}
         self.ahead += sum(row.slot in flying for row in plan.rows)
         self.runner.start(plan)
@@ -302,6 +324,9 @@ class Harness:
         self.scheduler.check()
         stats = self.scheduler.stats
         require(stats.running + stats.waiting == len(self.live), "each live sequence runs or waits")
+        slots = getattr(self.scheduler._waiting, "_slots", None)
+        counted = None if slots is None else sum(len(seqs) for seqs in slots._running.values())
+        require(counted in (None, stats.running), "who runs is counted for its tenant")
         require(stats.running <= self.config.max_num_seqs, "never more than max_num_seqs run")
 
     def check_end(self) -> None:
@@ -457,9 +482,16 @@ def _run_episode(seed: int, moves: int) -> Harness:
     troubled = failing.random() < 0.3
     cfg = replace(random_config(rng), depth=ahead.choice([1, 1, 2, 2, 3]), step_target_ms=timing.choice([0, 1, 2, 5]))
     drafter = random_drafter(ahead)
+    flooding = random.Random(f"{seed} flooding")
+    if floods := flooding.random() < 0.4:
+        cfg = replace(
+            cfg, policy="fair", max_num_seqs=rng.randint(3, 5), max_num_batched_tokens=flooding.randint(5, 40)
+        )
     harness = Harness(replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size)), drafter)
     harness.stopwatch = timing if timing.random() < 0.7 else None
     for number in range(moves):
+        if floods and number % 20 == 5:
+            flood(harness, flooding, number)
         if harness.flights and broken.random() < 0.08:
             harness.drop()
         if troubled and harness.flights and failing.random() < 0.08 and not harness.finds_out:  # else it would convict
@@ -491,6 +523,23 @@ def _run_episode(seed: int, moves: int) -> Harness:
             harness.step()
     harness.drain()
     return harness
+
+
+def flood(harness: Harness, rng: random.Random, number: int) -> None:
+    """A tenant sends more than can run, and another one sequence a few steps later."""
+    counts = {"": 2 * harness.config.max_num_seqs, "a": 1}
+    for tenant, count in counts.items():
+        for index in range(count):
+            drawn = random_request(rng, number, harness.config.policy)
+            name, stop = f"flood{number}{tenant}-{index}", replace(drawn.stop, max_tokens=12)
+            stop = stop if drawn.embedding is None else drawn.stop
+            with suppress(RequestError):
+                harness.submit(
+                    replace(drawn, id=name, tenant=tenant, share=SHARES[tenant], priority=0, stop=stop, arrival=number)
+                )
+        for _ in range(2):
+            if not harness.finds_out:
+                harness.step()
 
 
 def random_checkpoints(seed: int, block_size: int) -> dict[str, int]:

@@ -33,7 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
-    failed = poisoned = tried = killed = cut = 0
+    failed = poisoned = tried = killed = cut = taken = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -50,6 +50,7 @@ def test_random_episodes_hold_every_law():
         failed += harness.failed_steps
         killed += harness.kills
         cut += harness.cut
+        taken += harness.taken
         poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
         tried += sum(stall.reason == "suspects" for plan in harness.plans for stall in plan.stalls)
         resumed += harness.resumed
@@ -65,6 +66,7 @@ def test_random_episodes_hold_every_law():
     assert drops > 0, "they reach steps that are broken off"
     assert min(failed, poisoned, tried) > 0, "they reach steps that fail, who is to blame, and those who wait for that"
     assert killed > 0, "they lose all keys and values"
+    assert taken > 0, "tenants take slots from each other"
     assert cut > 0, "they read prompts in parts that a step's time allows"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 

@@ -17,10 +17,13 @@ from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
 from penstock.core.checkpoints import Checkpoints
+from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.slot_claims import SlotClaims
+from penstock.core.slot_shares import SlotShares
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.suspects import Suspects
 from penstock.sim.fake_runner import FakeRunner
@@ -649,7 +652,7 @@ def acquit_before_it_is_computed(patch):
 def compute_others_beside_a_suspect(patch):
     def with_others(self, builder):
         self._continue_running(builder)
-        return self._admit_waiting(builder) if self._waiting else None
+        return self._admission.admit_in_order(builder) if self._waiting else None
 
     patch(Scheduler, "_continue_suspect", with_others)
 
@@ -681,7 +684,22 @@ def draft_where_state_is_carried(patch):
     patch(StateKeeping, "add_checkpoints", and_draft)
 
 
+def forget_that_one_stopped(patch):
+    patch(FairQueue, "stopped", lambda self, seq: None)
+
+
+def take_a_slot_from_whoever_has_any(patch):
+    patch(SlotShares, "givers", lambda self, taker, tenant: list(self._running.get(tenant, ()))[::-1])
+
+
+def stop_too_few_for_the_blocks(patch):
+    patch(SlotClaims, "_to_stop", lambda self, seq, stoppable: list(stoppable[:1]))
+
+
 MUTANTS = [
+    forget_that_one_stopped,
+    take_a_slot_from_whoever_has_any,
+    stop_too_few_for_the_blocks,
     blame_whoever_is_alone,
     suspect_nobody,
     suspect_the_first_row_only,

@@ -8,7 +8,7 @@ block's holder count is the number of leases that list it; a block that may stil
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault
@@ -235,6 +235,10 @@ class BlockPool:
         lease.released = True
         for block in reversed(lease.held):
             self._drop(block)
+
+    def freed_by(self, lease: Lease, keys: Set[bytes]) -> int:
+        """How many blocks the lease's end frees at least, not counting those of `keys`: whoever asks shares them."""
+        return sum(self._holders[block] == 1 and self._keys.get(block) not in keys for block in lease.held)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached KV. Leases go on, but what they seal later is not indexed: it continues forgotten KV."""

@@ -2,19 +2,21 @@
 
 Virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models", algorithm 2): each tenant has a
 counter of what was computed for it, and the one with the smallest goes first. A tenant that comes back after a pause
-begins no lower than those that wait, so that nobody saves up. What the prefix cache gave costs nothing.
+begins no lower than those that wait, so that nobody saves up. What the prefix cache gave costs nothing. Of tenants that
+are level, the one goes first that runs least: so tenants that flood hold equal slots, and need not take any.
 
 Decides order only. Invariant: the same calls in the same order give the same order of sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from penstock.contract.request import SequenceRequest
 from penstock.core.policy import Rank, SeqList
 from penstock.core.sequence import Seq
+from penstock.core.slot_shares import SlotShares
 from penstock.core.waiting import QueuePart, QueueParts
 
 __all__ = ["GENERATED_WEIGHT", "FairQueue"]
@@ -27,11 +29,17 @@ _MANY = 64
 
 
 class FairQueue:
-    """Sequences that wait, tenant by tenant in order of arrival, and the tenants' counters: one for each API key."""
+    """Sequences that wait, tenant by tenant in order of arrival, and the tenants' counters: one for each API key.
 
-    __slots__ = ("_counters", "_last", "_waiting")
+    Args:
+        level: counters that differ by no more than this from the least are level.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_counters", "_last", "_level", "_slots", "_waiting")
+
+    def __init__(self, level: float = 0.0) -> None:
+        self._level = level
+        self._slots = SlotShares()
         self._waiting: dict[str, SeqList] = {}  # of tenants that have any
         self._counters: dict[str, float] = {}
         self._last = ""  # the tenant that left the queue last
@@ -50,16 +58,45 @@ class FairQueue:
         """See `WaitingQueue`; who was taken out meanwhile counts for the order of the rest."""
         passed = dict.fromkeys(self._waiting, 0)
         while True:
-            first = [
-                (self._counters[of], self._waiting[of][passed[of]].rank, of) for of in passed if self._has(of, passed)
-            ]
+            first = {of: self._waiting[of][passed[of]].rank for of in passed if self._has(of, passed)}
             if not first:
                 return
-            tenant = min(first)[2]
+            tenant = self._turns(first)[0]
             seq = self._waiting[tenant][passed[tenant]]
             yield seq
             if seq in self:
                 passed[tenant] += 1
+
+    def heads(self) -> list[Seq]:
+        """See `WaitingQueue`."""
+        return [
+            self._waiting[tenant][0] for tenant in self._turns({of: seqs[0].rank for of, seqs in self._waiting.items()})
+        ]
+
+    def givers(self, request: SequenceRequest) -> list[Seq]:
+        """See `WaitingQueue`: of the tenant that holds most of those that were given at least as many tokens."""
+        floor = self._floor()
+        own = self._counters.get(request.tenant, floor)
+        if request.tenant not in self._waiting:
+            own = max(own, floor)
+        others = [of for of in self._slots if of != request.tenant and self._counters.get(of, floor) >= own]
+        if not others:
+            return []
+        return self._slots.givers(request, max(others, key=lambda of: (self._slots.load(of), of)))
+
+    def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
+        """See `WaitingQueue`: by the turns that their tenants would have in the queue."""
+        eldest: dict[str, list[Seq]] = {}
+        for seq in seqs:
+            eldest.setdefault(seq.request.tenant, []).append(seq)
+        return [seq for of in self._turns({of: own[0].rank for of, own in eldest.items()}) for seq in eldest[of]]
+
+    def _turns(self, ranks: dict[str, Rank]) -> list[str]:
+        """Tenants in order: by tokens, and those that are level by slots; ties by the ranks that are given."""
+        floor = self._floor()
+        counts = {of: self._counters.get(of, floor) for of in ranks}
+        level = min(counts.values(), default=0.0) + self._level
+        return sorted(ranks, key=lambda of: (max(counts[of], level), self._slots.load(of), counts[of], ranks[of]))
 
     def part_of(self, tenant: str) -> QueuePart:
         """See `WaitingQueue`: each tenant that waits has a part, and one is kept free for whoever comes."""
@@ -101,6 +138,11 @@ class FairQueue:
     def charge_admission(self, seq: Seq) -> None:
         """See `WaitingQueue`: the prompt is charged at once, so that a tenant cannot fill all slots before it pays."""
         self._charge(seq, len(seq.tokens), free=seq.computed)
+        self._slots.add(seq)
+
+    def stopped(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
+        self._slots.remove(seq)
 
     def charge(self, seq: Seq) -> None:
         """See `WaitingQueue`."""

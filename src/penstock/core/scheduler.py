@@ -1,10 +1,11 @@
-"""The scheduler: what each step computes, for whom, and where its KV goes. One file: plan, commit and abort must agree.
+"""The scheduler: what each step computes, for whom, and where its KV goes. Plan, commit and abort must agree.
 
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
-Whoever runs goes on first, in policy order; then the queue is admitted from. When blocks run out, the youngest running
+Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admission`). Under `fair`, a tenant
+that may take another's slot is admitted before that (`core.slot_claims`). When blocks run out, the youngest running
 sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
 
 Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
@@ -25,23 +26,25 @@ from collections.abc import Iterator, Sequence
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Admit, Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
+from penstock.contract.plan import Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
+from penstock.core.admission import Admission
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
 from penstock.core.drafting import Draftable, add_drafts, draftable
-from penstock.core.fair_shares import FairQueue
+from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.slot_claims import SlotClaims
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
@@ -64,12 +67,19 @@ class Scheduler:
         self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
-        self._waiting: WaitingQueue = FairQueue() if config.policy == "fair" else OneQueue()
+        level = GENERATED_WEIGHT * config.max_num_batched_tokens  # what a step computes at most
+        self._waiting: WaitingQueue = FairQueue(level) if config.policy == "fair" else OneQueue()
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
+        self._admission = Admission(
+            config, self._pool, self._states, self._waiting, self._running, self._pending_blocks, self._free_slots
+        )
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
+        self._claims = SlotClaims(
+            config, self._pool, self._waiting, self._running, self._in_flight, self._admission, self._preempt
+        )
         self._suspects = Suspects()
         self._times = StepTimes(config.window)
         self._submitted = 0
@@ -143,7 +153,8 @@ class Scheduler:
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
         ahead = self._waiting.before(request, self._rank(request, self._submitted))
-        return backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
+        backlog = backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
+        return backlog._replace(ends=0) if self._claims.would_take(request) else backlog
 
     # ---- what comes in
 
@@ -206,12 +217,13 @@ class Scheduler:
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
-            self._continue_running(builder)
-            stall = self._admit_waiting(builder) if self._waiting else None
+            resting = self._claims.admit(builder)
+            self._continue_running(builder, resting)
+            stall = self._admission.admit_in_order(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
-            add_drafts(builder, drafts, self._pool, sum(self._may_grow(seq) for seq in self._running))
+            add_drafts(builder, drafts, self._pool, self._admission.spare())
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -280,9 +292,14 @@ class Scheduler:
 
     # ---- planning: those who run
 
-    def _continue_running(self, builder: PlanBuilder) -> None:
-        """A row for each running sequence, eldest first. No chunk takes the token that a later one needs to decode."""
-        todo = [(seq, seq.remaining) for seq in self._running]
+    def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
+        """A row for each running sequence, except `resting` and those that have one already.
+
+        Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
+        needs to decode.
+        """
+        todo = [(seq, seq.remaining) for seq in self._rows_in_turn() if seq is not resting]
+        todo = [(seq, remaining) for seq, remaining in todo if seq.last_step != builder.step]
         reserved = [remaining for _, remaining in todo].count(1)
         for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
@@ -298,6 +315,21 @@ class Scheduler:
                 builder.add(seq, lease, remaining, count, new_blocks)
             elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
                 break
+
+    def _rows_in_turn(self) -> list[Seq]:
+        """Those who run, in the order in which they get rows: by age where blocks may lack, so the eldest gets on."""
+        if self.config.policy != "fair":
+            return list(self._running)
+        size = self.config.block_size
+        prompts = [
+            seq
+            for seq in self._running
+            if seq.remaining > 1 and seq.scheduled + seq.remaining <= len(seq.lease.blocks) * size
+        ]
+        if len(prompts) < 2:
+            return list(self._running)
+        later = set(prompts)
+        return [seq for seq in self._running if seq not in later] + self._waiting.in_turn(prompts)
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
         """Extend the lease to `num_positions`, more than it has, at the cost of the youngest.
@@ -331,98 +363,10 @@ class Scheduler:
         suspect = self._suspects.first
         if suspect.state is SeqState.RUNNING:
             self._continue_running(builder)
-        elif stall := self._try_admit(suspect, builder, 0):
+        elif stall := self._admission.try_admit(suspect, builder, 0):
             return stall
         head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
-
-    # ---- planning: those who wait
-
-    def _admit_waiting(self, builder: PlanBuilder) -> Stall | None:
-        """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
-
-        A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
-        waits for a shared prefix is passed freely: the blocks come with the next commit.
-        """
-        lacking = 0
-        head: Seq | None = None  # the first that lacks blocks
-        first_stall: Stall | None = None
-        spare = sum(self._may_grow(seq) for seq in self._running)
-        for seq in self._waiting.in_order():
-            if head is not None and head.bypasses + lacking > self.config.max_bypasses:
-                break
-            if (stall := self._try_admit(seq, builder, spare)) is None:
-                spare += self._may_grow(seq)
-                if head is not None:
-                    head.bypasses += 1
-                continue
-            first_stall = first_stall or stall
-            if stall.reason in (StallReason.NO_SLOT, StallReason.NO_BUDGET):
-                break
-            if stall.reason is StallReason.NO_BLOCKS:
-                head = head or seq
-                lacking += 1
-        return first_stall
-
-    def _try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
-        """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed."""
-        if not self._free_slots:
-            return Stall(seq.id, StallReason.NO_SLOT, need=1, have=0)
-        keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
-        least = known if self.config.looks_ahead else 1
-        budget = builder.prompt_budget
-        if budget < least:
-            return Stall(seq.id, StallReason.NO_BUDGET, need=least, have=budget)
-        present = 0 if self._states is None else self._pool.present(keys, known)
-        if self._pending_blocks.makers:
-            cached = self._pool.quote(keys, known).cached if self._states is None else present
-            shared = self._pending_blocks.run_length(keys[cached : (known - 1) // self.config.block_size])
-            if shared:
-                if self._states is not None:
-                    self._states.branch_at(self._pending_blocks, keys[: cached + shared])
-                return Stall(seq.id, StallReason.SHARED_PREFIX, need=cached + shared, have=cached)
-        lease = self._pool.acquire(keys, known, spare)
-        if lease is None:
-            quote = self._pool.quote(keys, known)
-            return Stall(seq.id, StallReason.NO_BLOCKS, need=quote.need + spare, have=quote.have)
-        if self._states is not None:
-            self._states.begin(seq, lease.cached, present)
-        self._admit(seq, lease, builder)
-        return None
-
-    def _admit(self, seq: Seq, lease: Lease, builder: PlanBuilder) -> None:
-        self._waiting.remove(seq)
-        seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self.config.block_size)
-        self._running.add(seq)
-        self._waiting.charge_admission(seq)
-        self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
-        request = seq.request
-        builder.admits.append(
-            Admit(
-                slot=seq.slot,
-                seq_id=seq.id,
-                tokens=tuple(seq.tokens),
-                blocks=tuple(lease.blocks),
-                computed=seq.computed,
-                sampling=request.sampling,
-                choice=request.choice,
-                prompt_tokens=len(request.prompt),
-                max_new_tokens=seq.limit - len(request.prompt),
-                grammar=request.grammar,
-                embedding=request.embedding,
-                thinking=request.thinking,
-                checkpoint=lease.checkpoint,
-            )
-        )
-        remaining = seq.remaining
-        builder.add(seq, lease, remaining, builder.room(seq.scheduled, remaining))
-
-    def _may_grow(self, seq: Seq) -> bool:
-        """Whether a running sequence may outgrow its lease. An admission must leave a block for each that may.
-
-        Otherwise the newcomer would be the first to be preempted, a few steps later, with its work thrown away.
-        """
-        return len(seq.lease.blocks) < self._pool.blocks_for(seq.limit - 1)  # the last token is never computed
 
     # ---- committing
 
@@ -517,6 +461,7 @@ class Scheduler:
         """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
         self._running.remove(seq)
+        self._waiting.stopped(seq)
         if self._in_flight.uses(seq):
             self._in_flight.keep(seq)
         else:

@@ -22,6 +22,7 @@ class PlanBuilder:
 
     Attributes:
         limit: on the time that prompts take; None for none.
+        reserved: what is kept of the budget for those who decode and have no row yet.
         seqs: whose each row is.
         leases: under which lease each row is computed.
     """
@@ -29,6 +30,7 @@ class PlanBuilder:
     step: int
     budget: int
     limit: ChunkLimit | None = None
+    reserved: int = 0
     rows: list[Row] = field(default_factory=list)
     seqs: list[Seq] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
@@ -37,7 +39,7 @@ class PlanBuilder:
     @property
     def prompt_budget(self) -> int:
         """What is left of the token budget for prompts that have no row yet."""
-        return 0 if self.limit is not None and self.limit.spent else self.budget
+        return 0 if self.limit is not None and self.limit.spent else self.budget - self.reserved
 
     @property
     def draft_budget(self) -> int:
@@ -50,6 +52,29 @@ class PlanBuilder:
         if self.limit is None or remaining == 1 or count < 1:
             return count
         return self.limit.fit(start, count)
+
+    def admit(self, seq: Seq, lease: Lease) -> None:
+        """An admission, and its first row, out of the budget that is left."""
+        request = seq.request
+        self.admits.append(
+            Admit(
+                slot=seq.slot,
+                seq_id=seq.id,
+                tokens=tuple(seq.tokens),
+                blocks=tuple(lease.blocks),
+                computed=seq.computed,
+                sampling=request.sampling,
+                choice=request.choice,
+                prompt_tokens=len(request.prompt),
+                max_new_tokens=seq.limit - len(request.prompt),
+                grammar=request.grammar,
+                embedding=request.embedding,
+                thinking=request.thinking,
+                checkpoint=lease.checkpoint,
+            )
+        )
+        remaining = seq.remaining
+        self.add(seq, lease, remaining, self.room(seq.scheduled, remaining, self.reserved))
 
     def add(self, seq: Seq, lease: Lease, remaining: int, count: int, new_blocks: tuple[int, ...] = ()) -> None:
         """A row of `count` of the `remaining` positions of `seq`, which holds `lease`."""

@@ -5,7 +5,7 @@ Decides order only, never whether somebody fits. `core.fair_shares` has the queu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from penstock.contract.request import SequenceRequest
@@ -80,8 +80,24 @@ class WaitingQueue(Protocol):
         """The parts of all; costs all that waits."""
         ...
 
+    def heads(self) -> list[Seq]:
+        """The first sequence of each tenant, in turn, where tenants may take slots from each other; else none."""
+        ...
+
+    def givers(self, request: SequenceRequest) -> list[Seq]:
+        """Running sequences that may be stopped for one more of the tenant of `request`, in the order to do so."""
+        ...
+
+    def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
+        """Running sequences, given by rank, in the order in which their prompts are read."""
+        ...
+
     def charge_admission(self, seq: Seq) -> None:
         """`seq` was admitted: its known tokens will be computed, but for those that were cached."""
+        ...
+
+    def stopped(self, seq: Seq) -> None:
+        """`seq` runs no more."""
         ...
 
     def charge(self, seq: Seq) -> None:
@@ -114,7 +130,22 @@ class OneQueue(SeqList):
         """See `WaitingQueue`."""
         return QueueParts({}, self.part_of(""), shared=True)
 
+    def heads(self) -> list[Seq]:
+        """See `WaitingQueue`."""
+        return []
+
+    def givers(self, request: SequenceRequest) -> list[Seq]:  # noqa: ARG002
+        """See `WaitingQueue`."""
+        return []
+
+    def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
+        """See `WaitingQueue`."""
+        return list(seqs)
+
     def charge_admission(self, seq: Seq) -> None:
+        """See `WaitingQueue`."""
+
+    def stopped(self, seq: Seq) -> None:
         """See `WaitingQueue`."""
 
     def charge(self, seq: Seq) -> None:

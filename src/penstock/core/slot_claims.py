@@ -1,0 +1,102 @@
+"""Makes room for a tenant that holds few slots: stops sequences of another one that holds many.
+
+The queue says who may take from whom (`core.slot_shares`); this decides whether a claim gets its slot and blocks in
+this plan, and who is stopped for it. Invariant: nobody is stopped unless the sequence that claims is admitted then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.contract.request import SequenceRequest
+from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.core.admission import Admission
+from penstock.core.block_pool import BlockPool
+from penstock.core.in_flight import InFlight
+from penstock.core.policy import SeqList
+from penstock.core.sequence import Seq
+from penstock.core.steps import PlanBuilder
+from penstock.core.waiting import WaitingQueue
+
+__all__ = ["SlotClaims"]
+
+
+class SlotClaims:
+    """Admits waiting sequences at the cost of running ones. Owned by the scheduler.
+
+    Without a prefix cache nobody is stopped, as it would compute everything again.
+
+    Args:
+        in_flight: whoever has a row in it cannot be stopped yet.
+        preempt: sends a running sequence back to the queue.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        waiting: WaitingQueue,
+        running: SeqList,
+        in_flight: InFlight,
+        admission: Admission,
+        preempt: Callable[[Seq], None],
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._waiting = waiting
+        self._running = running
+        self._in_flight = in_flight
+        self._admission = admission
+        self._preempt = preempt
+
+    def would_take(self, request: SequenceRequest) -> bool:
+        """Whether `request`, if it were submitted now, would take a slot rather than wait for an end."""
+        first = not self._waiting.part_of(request.tenant).sequences
+        return first and self._config.prefix_caching and bool(self._waiting.givers(request))
+
+    def admit(self, builder: PlanBuilder) -> Seq | None:
+        """Admit who may take a slot or blocks. To be called before prompts of others are read.
+
+        At most one of each tenant is admitted in a plan. A head that lacks blocks is passed as often as any.
+
+        Returns:
+            Who should have no row in this plan: it is in flight, and is to be stopped in the next. None for nobody.
+        """
+        resting: Seq | None = None
+        passed: list[Seq] = []  # heads that lack blocks
+        for seq in self._waiting.heads()[: self._config.max_num_seqs]:
+            if any(each.bypasses >= self._config.max_bypasses for each in passed):
+                break
+            givers = self._waiting.givers(seq.request)
+            builder.reserved = [each.remaining for each in self._running].count(1)
+            if givers and self._admission.held_up(seq, builder) is None:
+                stoppable = [each for each in givers if not self._in_flight.uses(each)]
+                if self._take(seq, stoppable, builder):
+                    for each in passed:
+                        each.bypasses += 1
+                    continue
+                if not stoppable and not self._admission.has_slot:
+                    resting = resting or givers[0]
+            if self._admission.lacking(seq) > 0:
+                passed.append(seq)
+        builder.reserved = 0
+        return resting
+
+    def _take(self, seq: Seq, stoppable: Sequence[Seq], builder: PlanBuilder) -> bool:
+        """Admit `seq` and stop for it as many of `stoppable` as needed; False if all are too few."""
+        stopped = self._to_stop(seq, stoppable)
+        if stopped is None:
+            return False
+        for each in stopped:
+            self._preempt(each)
+        return self._admission.try_admit(seq, builder, self._admission.spare()) is None
+
+    def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
+        """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None if all are too few."""
+        lacking, stopped, own = self._admission.lacking(seq), 0, set(seq.chain.keys)
+        while lacking > 0 or not (self._admission.has_slot or stopped):
+            if stopped == len(stoppable) or not self._config.prefix_caching:
+                return None
+            lacking -= self._pool.freed_by(stoppable[stopped].lease, own)
+            stopped += 1
+        return list(stoppable[:stopped])

@@ -1,0 +1,58 @@
+"""Who runs of each tenant, and whose slot a tenant may have that has fewer.
+
+Tokens say whose turn it is (`core.fair_shares`); slots say what a tenant may take back from another that holds more of
+them than its share. Decides nothing about blocks, budget or plans in flight: the scheduler does.
+
+Invariant: nobody takes back what was taken from it, without an admission or an end in between. A slot passes from one
+tenant to another only where the taker then holds no more per share than the giver, and each passing makes the sum of
+`count ** 2 / share` over all tenants smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.contract.request import SequenceRequest
+from penstock.core.policy import SeqList
+from penstock.core.sequence import Seq
+
+__all__ = ["SlotShares"]
+
+
+class SlotShares:
+    """Running sequences, tenant by tenant. Owned by the `FairQueue`."""
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        self._running: dict[str, SeqList] = {}  # of tenants that have any
+
+    def __iter__(self) -> Iterator[str]:
+        """The tenants that run any."""
+        return iter(self._running)
+
+    def add(self, seq: Seq) -> None:
+        """`seq` begins to run."""
+        self._running.setdefault(seq.request.tenant, SeqList()).add(seq)
+
+    def remove(self, seq: Seq) -> None:
+        """`seq` runs no more; it must have run."""
+        tenant = seq.request.tenant
+        self._running[tenant].remove(seq)
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+    def load(self, tenant: str) -> float:
+        """How many sequences of a tenant run, for each unit of its share."""
+        seqs = self._running.get(tenant)
+        return len(seqs) / seqs[0].request.share if seqs else 0.0
+
+    def givers(self, taker: SequenceRequest, tenant: str) -> list[Seq]:
+        """The sequences of `tenant`, youngest first, that may give way to one more of the taker's: see the invariant.
+
+        The first of them alone may, or the first two, and so on: however many are needed.
+        """
+        own = self._running.get(taker.tenant, ())
+        seqs = list(self._running.get(tenant, ()))
+        parts = (len(own) + 1) / taker.share
+        return [seq for left, seq in enumerate(seqs) if parts <= left / seq.request.share][::-1]
