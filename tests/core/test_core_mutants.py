@@ -652,7 +652,7 @@ def acquit_before_it_is_computed(patch):
 def compute_others_beside_a_suspect(patch):
     def with_others(self, builder):
         self._continue_running(builder)
-        return self._admission.admit_in_order(builder) if self._waiting else None
+        return self._admitter.admit_in_order(builder) if self._waiting else None
 
     patch(Scheduler, "_continue_suspect", with_others)
 

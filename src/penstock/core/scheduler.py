@@ -4,7 +4,7 @@
 
 There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
 Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
-Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admission`). Under `fair`, a tenant
+Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admitter`). Under `fair`, a tenant
 that may take another's slot is admitted before that (`core.slot_claims`). When blocks run out, the youngest running
 sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
 
@@ -30,7 +30,7 @@ from penstock.contract.plan import Draft, Row, RowResult, SampledToken, Stall, S
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
-from penstock.core.admission import Admission
+from penstock.core.admitter import Admitter
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
@@ -72,13 +72,13 @@ class Scheduler:
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
-        self._admission = Admission(
+        self._admitter = Admitter(
             config, self._pool, self._states, self._waiting, self._running, self._pending_blocks, self._free_slots
         )
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
         self._claims = SlotClaims(
-            config, self._pool, self._waiting, self._running, self._in_flight, self._admission, self._preempt
+            config, self._pool, self._waiting, self._running, self._in_flight, self._admitter, self._preempt
         )
         self._suspects = Suspects()
         self._times = StepTimes(config.window)
@@ -219,11 +219,11 @@ class Scheduler:
         else:
             resting = self._claims.admit(builder)
             self._continue_running(builder, resting)
-            stall = self._admission.admit_in_order(builder) if self._waiting else None
+            stall = self._admitter.admit_in_order(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
-            add_drafts(builder, drafts, self._pool, self._admission.spare())
+            add_drafts(builder, drafts, self._pool, self._admitter.spare())
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -363,7 +363,7 @@ class Scheduler:
         suspect = self._suspects.first
         if suspect.state is SeqState.RUNNING:
             self._continue_running(builder)
-        elif stall := self._admission.try_admit(suspect, builder, 0):
+        elif stall := self._admitter.try_admit(suspect, builder, 0):
             return stall
         head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core.admission import Admission
+from penstock.core.admitter import Admitter
 from penstock.core.block_pool import BlockPool
 from penstock.core.in_flight import InFlight
 from penstock.core.policy import SeqList
@@ -38,7 +38,7 @@ class SlotClaims:
         waiting: WaitingQueue,
         running: SeqList,
         in_flight: InFlight,
-        admission: Admission,
+        admitter: Admitter,
         preempt: Callable[[Seq], None],
     ) -> None:
         self._config = config
@@ -46,7 +46,7 @@ class SlotClaims:
         self._waiting = waiting
         self._running = running
         self._in_flight = in_flight
-        self._admission = admission
+        self._admitter = admitter
         self._preempt = preempt
 
     def would_take(self, request: SequenceRequest) -> bool:
@@ -69,15 +69,15 @@ class SlotClaims:
                 break
             givers = self._waiting.givers(seq.request)
             builder.reserved = [each.remaining for each in self._running].count(1)
-            if givers and self._admission.held_up(seq, builder) is None:
+            if givers and self._admitter.held_up(seq, builder) is None:
                 stoppable = [each for each in givers if not self._in_flight.uses(each)]
                 if self._take(seq, stoppable, builder):
                     for each in passed:
                         each.bypasses += 1
                     continue
-                if not stoppable and not self._admission.has_slot:
+                if not stoppable and not self._admitter.has_slot:
                     resting = resting or givers[0]
-            if self._admission.lacking(seq) > 0:
+            if self._admitter.lacking(seq) > 0:
                 passed.append(seq)
         builder.reserved = 0
         return resting
@@ -89,12 +89,12 @@ class SlotClaims:
             return False
         for each in stopped:
             self._preempt(each)
-        return self._admission.try_admit(seq, builder, self._admission.spare()) is None
+        return self._admitter.try_admit(seq, builder, self._admitter.spare()) is None
 
     def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
         """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None if all are too few."""
-        lacking, stopped, own = self._admission.lacking(seq), 0, set(seq.chain.keys)
-        while lacking > 0 or not (self._admission.has_slot or stopped):
+        lacking, stopped, own = self._admitter.lacking(seq), 0, set(seq.chain.keys)
+        while lacking > 0 or not (self._admitter.has_slot or stopped):
             if stopped == len(stoppable) or not self._config.prefix_caching:
                 return None
             lacking -= self._pool.freed_by(stoppable[stopped].lease, own)

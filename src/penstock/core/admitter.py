@@ -19,10 +19,10 @@ from penstock.core.state_keeping import StateKeeping
 from penstock.core.steps import PlanBuilder
 from penstock.core.waiting import WaitingQueue
 
-__all__ = ["Admission"]
+__all__ = ["Admitter"]
 
 
-class Admission:
+class Admitter:
     """Admits waiting sequences. Owned by the scheduler, whose queue, running sequences and free slots it changes.
 
     Args:
