@@ -156,7 +156,7 @@ def _share_a_mask(matcher: Callable[..., Any], took_effect: Callable[[], None]) 
     class Stale:
         def __init__(self, right: Any) -> None:
             self._right, self._mask = right, b""
-            self.take, self.closing = right.take, right.closing
+            self.take, self.take_at_once, self.closing = right.take, right.take_at_once, right.closing
 
         def mask(self) -> bytes:
             fresh: bytes = self._right.mask()
