@@ -42,7 +42,8 @@ def greedy(model, prompt, count):
 
 
 def test_every_family_has_at_least_three_golden_checkpoints():
-    assert sorted([*VARIANTS, *ENCODERS]) == families()
+    written = {family.replace("-", "_") for family in [*VARIANTS, *ENCODERS]}
+    assert written == set(families())
     assert all(len(variants) >= 3 for variants in [*VARIANTS.values(), *ENCODERS.values()])
 
 

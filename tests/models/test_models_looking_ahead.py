@@ -58,11 +58,15 @@ def test_states_of_every_position_are_those_of_transformers(encoder):
 
 
 def test_bfloat16_is_as_close_to_float32_as_transformers_bfloat16_is(encoder):
-    model, prompt = load_model(encoder, torch.bfloat16), prompts_of(encoder)[2]
-    with torch.no_grad():
-        ours = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention()).float()
-    exact, theirs = states_of(encoder, prompt), states_of(encoder, prompt, torch.bfloat16)
-    assert (ours - exact).square().mean() <= 1.5 * (theirs - exact).square().mean()
+    model, ours, theirs = load_model(encoder, torch.bfloat16), [], []
+    for prompt in prompts_of(encoder):
+        with torch.no_grad():
+            states = model.forward(torch.tensor(prompt), torch.arange(len(prompt)), DenseAttention()).float()
+        exact = states_of(encoder, prompt)
+        ours.append((states - exact).square().mean())
+        theirs.append((states_of(encoder, prompt, torch.bfloat16) - exact).square().mean())
+    # Errors of one prompt differ by a factor of two either way, so it is their mean over the prompts that is compared.
+    assert sum(ours) <= 1.5 * sum(theirs)
 
 
 @pytest.mark.parametrize("backend", ["compiled", pytest.param("torch", marks=pytest.mark.deep)])
