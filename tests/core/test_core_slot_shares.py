@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from core_harness import Harness, config, request
 
+from penstock.contract.plan import StallReason
 from penstock.contract.stats import SchedulerStats
 from penstock.core.chunk_limit import LEAST, decodes
 
@@ -63,18 +64,51 @@ def test_a_newcomer_is_in_the_next_plan_that_is_made_with_its_whole_prompt(promp
     harness.drain()
 
 
-@pytest.mark.parametrize(("prompt", "steps"), [(6, 6), (50, 6)], ids=["decodes", "does both"])
-def test_a_newcomer_gets_the_least_chunk_of_each_plan_where_decoding_takes_all_the_time(prompt, steps):
-    harness = fair(max_num_batched_tokens=64, step_target_ms=1)  # what the step itself takes
-    send(harness, "flood", 20, prompt=prompt)
-    for _ in range(steps):
-        harness.step()
-    assert any(decodes(seq) for seq in harness.scheduler._running), "somebody waits for the step's end"
+@pytest.mark.parametrize("prompt", [6, 50], ids=["decodes", "does both"])
+def test_a_newcomer_beside_a_queue_has_a_step_for_itself_and_then_a_chunk_of_each(prompt):
+    harness = flooded(prompt, target=1)  # what the step itself takes
     send(harness, "calm", 1, prompt=40)
-    for last in (False, False, True):
+    assert read_of_the_newcomer(harness) == (LEAST, False)
+    plan = harness.plans[-1]
+    assert len(plan.rows) == 1
+    assert plan.stalls[0].reason is StallReason.NEWCOMER
+    harness.commit()
+    for last in (False, True):
         assert read_of_the_newcomer(harness) == (40 - 2 * LEAST if last else LEAST, last)
+        assert len(harness.plans[-1].rows) > 1, "those who decode have rows again"
         harness.commit()
     harness.drain()
+
+
+def test_newcomers_that_come_with_every_step_stop_nobody_for_two_of_them():
+    harness = flooded(target=1)
+    for number in range(5):
+        send(harness, f"calm{number}", 1, prompt=8)
+        harness.step()
+    plans = harness.plans[-5:]
+    assert [len(plan.rows) == 1 for plan in plans] == [True, False, True, False, True]
+    assert [stall.reason for plan in plans for stall in plan.stalls] == [StallReason.NEWCOMER] * 5
+    harness.drain()
+
+
+@pytest.mark.parametrize("target", [1, 1000], ids=["decoding is slow", "decoding is quick"])
+def test_where_nobody_else_waits_a_newcomer_is_read_beside_decoding_if_that_is_quick(target):
+    harness = flooded(6, requests=7, target=target)
+    send(harness, "calm", 1, prompt=8)
+    assert read_of_the_newcomer(harness) == (8, True)
+    assert len(harness.plans[-1].rows) == (1 if target == 1 else 8)
+    harness.commit()
+    harness.drain()
+
+
+def flooded(prompt: int = 6, *, requests: int = 20, target: int) -> Harness:
+    """One tenant decodes in all slots, or in all but one."""
+    harness = fair(max_num_batched_tokens=64, step_target_ms=target)
+    send(harness, "flood", requests, prompt=prompt)
+    for _ in range(6):
+        harness.step()
+    assert any(decodes(seq) for seq in harness.scheduler._running), "somebody waits for the step's end"
+    return harness
 
 
 def read_of_the_newcomer(harness: Harness) -> tuple[int, bool]:

@@ -135,6 +135,8 @@ class StallReason(StrEnum):
     """Its next block is being computed by a running sequence now; waiting for that is cheaper than doing it twice."""
     SUSPECTS = "suspects"
     """A step failed as a whole; those who had a row in it are computed one by one, and all others wait."""
+    NEWCOMER = "newcomer"
+    """Another tenant's newcomer took a slot in this step, and nobody is admitted beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Decides by `core.step_time`: while somebody decodes, a step may take as long as the target says, and prompts get what
 decoding leaves of it. They always get on: by `LEAST` positions at least, and by half the time that decoding takes,
-where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end.
+where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end. What
+takes another tenant's slot may have a step for itself (`core.slot_claims`), and then all of the target.
 
 What a sequence is told does not depend on it: chunks change no answer.
 """
@@ -41,15 +42,26 @@ class ChunkLimit:
         cut: whether a prompt got less than it could have computed.
     """
 
-    __slots__ = ("_left", "_running", "_taken", "_target", "_times", "cut")
+    __slots__ = ("_decoding", "_left", "_running", "_taken", "_target", "_times", "cut")
 
     def __init__(self, times: StepTimes, target: float, running: Iterable[Seq]) -> None:
         self._times = times
         self._target = target
         self._running = running
+        self._decoding = 0.0  # seconds that decoding takes
         self._left: float | None = None  # seconds; None before somebody asked
         self._taken = False
         self.cut = False
+
+    @property
+    def crowded(self) -> bool:
+        """Whether decoding alone takes more than half of the target."""
+        self._seconds_left()
+        return 2 * self._decoding > self._target
+
+    def leave_decoding_out(self) -> None:
+        """Nobody decodes in this step: at least all of the target is for prompts. To be called before `take`."""
+        self._left = max(self._seconds_left(), self._target)
 
     @property
     def spent(self) -> bool:
@@ -84,14 +96,13 @@ class ChunkLimit:
 
     def _seconds_left(self) -> float:
         if self._left is None:
-            self._left = self._seconds_at_first()
+            decoding = [len(seq.tokens) for seq in self._running if decodes(seq)]
+            if not decoding:
+                self._left = float("inf")
+            else:
+                self._decoding = self._times.of(self._times.decoding(decoding))
+                self._left = seconds_for_prompts(self._target, self._decoding)
         return self._left
-
-    def _seconds_at_first(self) -> float:
-        decoding = [len(seq.tokens) for seq in self._running if decodes(seq)]
-        if not decoding:
-            return float("inf")
-        return seconds_for_prompts(self._target, self._times.of(self._times.decoding(decoding)))
 
 
 def seconds_for_prompts(target: float, decoding: float) -> float:

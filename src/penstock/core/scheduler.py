@@ -218,8 +218,9 @@ class Scheduler:
             stall = self._continue_suspect(builder)
         else:
             resting = self._claims.admit(builder)
-            self._continue_running(builder, resting)
-            stall = self._admitter.admit_in_order(builder) if self._waiting else None
+            if not builder.newcomers_only:
+                self._continue_running(builder, resting)
+            stall = self._admit(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
@@ -358,6 +359,12 @@ class Scheduler:
         seq.preempt()
         self._waiting.add(seq)
 
+    def _admit(self, builder: PlanBuilder) -> Stall | None:
+        """Admit from the queue; nobody beside who took a slot in this plan, where steps have a target."""
+        if builder.limit is not None and builder.admits:
+            return self._stall(StallReason.NEWCOMER, len(builder.admits))
+        return self._admitter.admit_in_order(builder)
+
     def _continue_suspect(self, builder: PlanBuilder) -> Stall | None:
         """A row for the first suspect, and for nobody else: all blocks and slots are there for it."""
         suspect = self._suspects.first
@@ -365,8 +372,12 @@ class Scheduler:
             self._continue_running(builder)
         elif stall := self._admitter.try_admit(suspect, builder, 0):
             return stall
+        return self._stall(StallReason.SUSPECTS, len(self._suspects))
+
+    def _stall(self, reason: StallReason, have: int) -> Stall | None:
+        """What the head of the queue waits for, if there is one: no lack of anything."""
         head = next(self._waiting.in_order(), None)
-        return None if head is None else Stall(head.id, StallReason.SUSPECTS, need=0, have=len(self._suspects))
+        return None if head is None else Stall(head.id, reason, need=0, have=have)
 
     # ---- committing
 

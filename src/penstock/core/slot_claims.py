@@ -1,7 +1,9 @@
 """Makes room for a tenant that holds few slots: stops sequences of another one that holds many.
 
 The queue says who may take from whom (`core.slot_shares`); this decides whether a claim gets its slot and blocks in
-this plan, and who is stopped for it. Invariant: nobody is stopped unless the sequence that claims is admitted then.
+this plan, and who is stopped for it. Where others would make the step long, a claim has it for itself: else it would
+wait for them twice, as it has waited for the step before. Invariants: nobody is stopped unless the sequence that claims
+is admitted then; of two plans in a row, one at most leaves out whoever runs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.admitter import Admitter
 from penstock.core.block_pool import BlockPool
+from penstock.core.chunk_limit import ChunkLimit
 from penstock.core.in_flight import InFlight
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq
@@ -48,6 +51,7 @@ class SlotClaims:
         self._in_flight = in_flight
         self._admitter = admitter
         self._preempt = preempt
+        self._apart = -2  # the last step of newcomers only
 
     def would_take(self, request: SequenceRequest) -> bool:
         """Whether `request`, if it were submitted now, would take a slot rather than wait for an end."""
@@ -89,7 +93,16 @@ class SlotClaims:
             return False
         for each in stopped:
             self._preempt(each)
+        if not builder.rows and builder.limit is not None and self._parts(builder.step, builder.limit):
+            builder.newcomers_only = True
+            builder.limit.leave_decoding_out()
+            self._apart = builder.step
         return self._admitter.try_admit(seq, builder, self._admitter.spare()) is None
+
+    def _parts(self, step: int, limit: ChunkLimit) -> bool:
+        """Whether who runs has no row in this step: it had one in the last, and others would take long in this one."""
+        prompts = len(self._waiting) > 1 or any(each.remaining > 1 for each in self._running)
+        return step > self._apart + 1 and (prompts or limit.crowded)
 
     def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
         """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None if all are too few."""

@@ -23,6 +23,7 @@ class PlanBuilder:
     Attributes:
         limit: on the time that prompts take; None for none.
         reserved: what is kept of the budget for those who decode and have no row yet.
+        newcomers_only: whether whoever ran before has no row in it.
         seqs: whose each row is.
         leases: under which lease each row is computed.
     """
@@ -31,6 +32,7 @@ class PlanBuilder:
     budget: int
     limit: ChunkLimit | None = None
     reserved: int = 0
+    newcomers_only: bool = False
     rows: list[Row] = field(default_factory=list)
     seqs: list[Seq] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
