@@ -16,6 +16,18 @@ uint16_t load_u16(const uint8_t* p) {
 
 void store_u16(uint8_t* p, uint16_t bits) { std::memcpy(p, &bits, sizeof bits); }
 
+// Four codes that are neighbours in a row are neighbours in a panel too: they move as one word.
+uint32_t load_u32(const uint8_t* p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return bits;
+}
+
+void store_u32(uint8_t* p, uint32_t bits) { std::memcpy(p, &bits, sizeof bits); }
+
+// The same number in each byte of a word.
+constexpr uint32_t in_each_byte(uint32_t byte) { return byte * 0x01010101u; }
+
 // To bfloat16: to nearest, ties to even; a NaN stays one.
 uint16_t round_to_bf16(float x) {
     uint32_t bits;
@@ -90,12 +102,11 @@ void fill_groups(Kind kind, const uint8_t* blocks, int64_t block_bytes, int64_t 
 
 // GGUF's sixteen bytes pair number i with i + 16; ours pair k with k + 4 in each run of eight.
 void repack_nibbles(const uint8_t* from, uint8_t* group, int64_t lane) {
+    constexpr uint32_t mask = in_each_byte(15);
     for (int c = 0; c < 4; c++) {
-        for (int t = 0; t < 4; t++) {
-            const int k = 8 * c + t, byte = k % 16, shift = k < 16 ? 0 : 4;
-            const int low = from[byte] >> shift & 15, high = from[byte + 4] >> shift & 15;
-            group[c * 64 + lane * 4 + t] = static_cast<uint8_t>(low | high << 4);
-        }
+        const int k = 8 * c, byte = k % 16, shift = k < 16 ? 0 : 4;
+        const uint32_t low = load_u32(from + byte) >> shift & mask, high = load_u32(from + byte + 4) >> shift & mask;
+        store_u32(group + c * 64 + lane * 4, low | high << 4);
     }
 }
 
@@ -146,8 +157,8 @@ void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
     fill_groups(Kind::q8, blocks, kQ80Block, outputs, inputs, to, pool,
                 [](const uint8_t* block, uint8_t* group, int64_t lane) {
                     store_u16(group + lane * 2, load_u16(block));
-                    for (int64_t k = 0; k < kGroup; k++) {
-                        group[32 + k / 4 * 64 + lane * 4 + k % 4] = static_cast<uint8_t>(block[2 + k] ^ 0x80);
+                    for (int64_t k = 0; k < kGroup; k += 4) {
+                        store_u32(group + 32 + k * 16 + lane * 4, load_u32(block + 2 + k) ^ in_each_byte(0x80));
                     }
                 });
 }
@@ -171,15 +182,14 @@ namespace {
 // The codes of one group of one output, from one of their bits on, as a plane of so many bits.
 template <int bits>
 void pack_plane(const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
-    constexpr int quads = 8 / bits, mask = (1 << bits) - 1;
+    constexpr int quads = 8 / bits;
+    constexpr uint32_t mask = in_each_byte((1 << bits) - 1);
     for (int line = 0; line < bits; line++) {
-        for (int t = 0; t < 4; t++) {
-            int byte = 0;
-            for (int quad = 0; quad < quads; quad++) {
-                byte |= (codes[(line * quads + quad) * 4 + t] >> from & mask) << quad * bits;
-            }
-            lines[line * 64 + lane * 4 + t] = static_cast<uint8_t>(byte);
+        uint32_t word = 0;
+        for (int quad = 0; quad < quads; quad++) {
+            word |= (load_u32(codes + (line * quads + quad) * 4) >> from & mask) << quad * bits;
         }
+        store_u32(lines + line * 64 + lane * 4, word);
     }
 }
 
