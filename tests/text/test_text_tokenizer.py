@@ -374,6 +374,13 @@ def test_duplicate_tokens_are_refused_in_sentencepiece_too():
         open_text(vocabulary)
 
 
+def test_a_vocabulary_prints_as_a_line():
+    big = replace(_tiny(), tokens=("word",) * 50_000, merges=("w o",) * 50_000, chat_template="x" * 50_000)
+
+    assert len(repr(big)) < 300
+    assert _tiny().file in repr(big)
+
+
 @pytest.mark.parametrize(("pre", "ids"), [("llama-bpe", (2,)), ("tekken", (2,)), ("gpt-2", (0, 1)), ("qwen2", (0, 1))])
 def test_only_some_families_take_a_whole_word_that_no_merge_reaches(pre, ids):
     assert open_text(replace(_tiny(), pre=pre, merges=())).tokenizer.encode("ab") == ids

@@ -121,6 +121,8 @@ class HuggingFaceText:
 class GgufVocabulary:
     """The text half of a GGUF file, as read from its metadata (keys `tokenizer.ggml.*` and `tokenizer.chat_template`).
 
+    Its `repr` leaves out the template and all that has an entry for each token.
+
     Attributes:
         file: path, for error messages.
         model: tokenizer kind: `gpt2` (byte-level BPE), `llama` (SentencePiece), `gemma4` (SentencePiece's alphabet
@@ -140,16 +142,16 @@ class GgufVocabulary:
     file: str
     model: str
     pre: str
-    tokens: tuple[str, ...]
-    token_types: tuple[int, ...]
-    merges: tuple[str, ...]
-    scores: tuple[float, ...]
+    tokens: tuple[str, ...] = field(repr=False)
+    token_types: tuple[int, ...] = field(repr=False)
+    merges: tuple[str, ...] = field(repr=False)
+    scores: tuple[float, ...] = field(repr=False)
     bos: int
     eos: int
     unknown: int
     add_bos: bool
     add_space_prefix: bool
-    chat_template: str
+    chat_template: str = field(repr=False)
     add_eos: bool = False
 
 
