@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from grammar_harness import END, VOCABULARY, JudgedHere, allowed, library, schema, written
 
+from penstock import thread_turns
 from penstock.contract.errors import InvalidParameter, Overloaded, Unavailable
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar import GrammarLibrary, Vocabulary
 from penstock.grammar.library import MOST_WAITING
+from penstock.thread_turns import going_first
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +190,20 @@ def test_what_is_taken_at_once_leads_where_it_would_have_led_otherwise(lib, gram
             assert (quick.mask(), quick.closing()) == (thorough.mask(), thorough.closing())
             token = token if taken else -1
     assert {True, None} <= set(told)
+
+
+def test_a_search_for_an_ending_gives_way_to_a_step(lib, monkeypatch):
+    monkeypatch.setattr(thread_turns, "_MOST_SECONDS", 30.0)
+    rng, matcher = random.Random(3), lib.matcher(Grammar(GrammarKind.REGEX, r"([A-Z][a-z]+( [a-z]+)*\. ?){3,30}"), 600)
+    token = rng.choice(allowed(matcher.mask()))
+    while matcher.take_at_once(token) is not None:
+        token = rng.choice(allowed(matcher.mask()))
+    with ThreadPoolExecutor(1) as threads:
+        with going_first():
+            taken = threads.submit(matcher.take, token)
+            time.sleep(0.1)
+            assert not taken.done()
+        assert taken.result(30.0)
 
 
 @pytest.mark.parametrize("source", ['{"$ref": "#/$defs/nope"}', '{"type": "string", "pattern": "("}'])

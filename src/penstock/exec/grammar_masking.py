@@ -37,6 +37,8 @@ __all__ = ["GrammarMasking", "PendingMasks"]
 _MOST_REJECTIONS = 8
 _PATIENCE_SECONDS = 0.05
 """For how long a step may wait for masks, and again for its draws to be taken: all rows together."""
+_SHORT_PATIENCE_SECONDS = 0.005
+"""The same where some rows have no form: many times what nearly every mask takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,12 +147,13 @@ class GrammarMasking:
         watched = [*(row for row, _, _ in pending.guided), *due]
         raw = [row for row in watched if samplings[row].wants_logprob and not samplings[row].processed]
         before = logits[raw] if raw else None  # [W, V], a copy
-        masked = self._lower(logits, pending.guided)
+        patience = _PATIENCE_SECONDS if len(pending.guided) == len(samplings) else _SHORT_PATIENCE_SECONDS
+        masked = self._lower(logits, pending.guided, patience)
         for row, token in due.items():
             _leave_only(logits[row], token)
         sampled = sample(logits, samplings, positions, row_views, self._choose)
         drawn = [each for each in masked if not sampled.failed[each[0]]]
-        self._settle(drawn, sampled, (logits, samplings, positions), row_views)
+        self._settle(drawn, sampled, (logits, samplings, positions), row_views, patience)
         for row, slot, _ in pending.guided:
             sampled.failed[row] |= slot in self._broken
         for row, slot in pending.thinking:
@@ -163,10 +166,10 @@ class GrammarMasking:
             self._threads.wait_for_any(unknown, _PATIENCE_SECONDS)
         return sampled
 
-    def _lower(self, logits: Tensor, guided: list[_Guided]) -> list[_Guided]:
+    def _lower(self, logits: Tensor, guided: list[_Guided], patience: float) -> list[_Guided]:
         """Mask the logits of rows whose mask has come, in place, and give these rows; the others wait or are broken."""
         self._waiting.clear()
-        self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + _PATIENCE_SECONDS)
+        self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + patience)
         masked: list[_Guided] = []
         for row, slot, form in guided:
             if not form.mask.done():
@@ -191,9 +194,10 @@ class GrammarMasking:
         sampled: Sampled,
         given: tuple[Tensor, Sequence[RowSampling], Sequence[int]],
         row_views: ViewRows,
+        patience: float,
     ) -> None:
         """Move the forms of `drawn` rows on; let a row choose again where its answer could not be completed."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + patience
         for rejections in range(1, _MOST_REJECTIONS + 2):
             with self._threads.together():
                 verdicts = [form.take(sampled.tokens[row]) for row, _, form in drawn]

@@ -33,6 +33,7 @@ from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
 from penstock.sampling import RowViews
+from penstock.thread_turns import going_first, letting_others
 from penstock.weights.embedding_layers import EmbeddingLayer
 
 __all__ = ["TorchRunner", "paged_attend"]
@@ -110,7 +111,7 @@ class TorchRunner:
             self._ahead.reach(row.new_blocks)
         results: tuple[RowResult, ...] = ()
         if plan.rows:
-            with torch.inference_mode():
+            with torch.inference_mode(), going_first():
                 results = self._compute(plan.rows)
         return StepResult(plan.step, results, self._clock.now() - began)
 
@@ -160,7 +161,8 @@ class TorchRunner:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
             attend = paged_attend(self._kv, batch, self._backend, *carried)
-            hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+            with letting_others():
+                hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
             if len(sampling) - len(waited) < hidden.shape[0]:

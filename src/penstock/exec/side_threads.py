@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from penstock.thread_turns import go_last
+from penstock.thread_turns import give_way, go_last, letting_others
 
 __all__ = ["SideThreads"]
 
@@ -37,6 +37,7 @@ class _Job:
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
+        give_way()
         try:
             self.future.set_result(self.work())
         except BaseException as error:  # whoever asks for the result gets it
@@ -107,12 +108,13 @@ class SideThreads:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                with suppress(TimeoutError):
+                with letting_others(), suppress(TimeoutError):
                     future.exception(min(left, _LONG_SECONDS))
 
     def wait_for_any(self, futures: Iterable[Future[Any]], seconds: float) -> None:
         """Wait for one of `futures`, long or not."""
-        wait(futures, seconds, FIRST_COMPLETED)
+        with letting_others():
+            wait(futures, seconds, FIRST_COMPLETED)
 
     def _keeps_its_thread(self, future: Future[Any]) -> bool:
         """Whether the work is long; lets another thread be the first if the one that is has long work."""

@@ -15,6 +15,7 @@ from llguidance import LLMatcher
 
 from penstock.grammar.ending import Ending
 from penstock.grammar.vocabulary import Speller
+from penstock.thread_turns import give_way
 
 __all__ = ["Closer", "JsonPlace"]
 
@@ -138,7 +139,10 @@ class Closer:
         for text in (lead + model[start:] for lead, start in heads if 0 <= start <= end):
             if text[:1] not in first:
                 first[text[:1]] = not text or self._may_come(matcher, text[0])
-            if first[text[:1]] and self._completes(matcher, text):
+            if not first[text[:1]]:
+                continue
+            give_way()
+            if self._completes(matcher, text):
                 yield text
 
     def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
@@ -165,6 +169,7 @@ class Closer:
     def _json(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
         path = bytearray()
         while not matcher.is_accepting():
+            give_way()
             step = self._json_step(matcher, place)
             if not step or len(path) > _MAX_PATH or not matcher.consume_tokens(self._speller.bytewise(step)):
                 return None
@@ -243,6 +248,7 @@ class Closer:
         for opened in range(self._searches):
             if not heap:
                 return None
+            give_way()
             _, _, state, path = heapq.heappop(heap)
             if goal(state, path):
                 return path
