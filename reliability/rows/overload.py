@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,13 +77,18 @@ def tenfold(depth: Depth, progress: Progress) -> Measured:
         def send(chance: random.Random) -> asyncio.Future[Answer]:
             return asyncio.ensure_future(ask(server.url, COMPLETIONS, _body(chance), seconds=300))
 
+        used, began = time.process_time(), now()
         answers = asyncio.run(open_loop(send, TIMES * peak, seconds, 2))
+        sender = (time.process_time() - used) / (now() - began) / len(os.sched_getaffinity(0))
         back = wait_until(server.idle, 60)
     progress.update()
-    return _judge_overload(answers, seconds, peak, wait_at_peak, back)
+    return _judge_overload(answers, seconds, peak, wait_at_peak, back, sender)
 
 
-def _judge_overload(answers: list[Answer], seconds: float, peak: float, wait_at_peak: float, back: float) -> Measured:
+def _judge_overload(
+    answers: list[Answer], seconds: float, peak: float, wait_at_peak: float, back: float, sender: float
+) -> Measured:
+    """Args: `sender`: the share of the processors that this process took from the server, to send and to read."""
     taken = [each for each in answers if each.finished]
     refused = [each for each in answers if each.status == 429]
     lost = [each for each in answers if not each.finished and each.status != 429]
@@ -106,10 +113,10 @@ def _judge_overload(answers: list[Answer], seconds: float, peak: float, wait_at_
     figure = (
         f"{len(answers)} requests in {seconds} s: {len(taken)} answered ({goodput:.0%} of the peak),"
         f" {len(refused)} refused within {refusal * 1000:.0f} ms (p99), {len(lost)} lost; first token {waited:.1f} s"
-        " (p99)"
+        f" (p99); the sender takes {sender:.0%} of the processors"
     )
     values = {"goodput": goodput, "peak": peak, "refusal_p99": refusal, "first_token_p99": waited, "bound": promise}
-    return judge(figure, misses, **values)
+    return judge(figure, misses, **values, sender=sender)
 
 
 def flood(depth: Depth, progress: Progress) -> Measured:
