@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.row import Row
 from rows import (
     bombs,
+    cost,
     disconnects,
     ends,
     floods,
@@ -15,6 +16,7 @@ from rows import (
     poison,
     server_kills,
     slow_readers,
+    smooth,
     soak,
     sockets,
     tests,
@@ -258,6 +260,22 @@ ROWS = (
         "40 kills: the next server completes every accepted response, to the byte",
         "none found",
         server_kills.background_kills,
+    ),
+    Row(
+        "S1",
+        "Four streams while three prompts of 5,400 tokens are read, with no flag",
+        "a token within 150 ms (p99); the prompts take at most 10 % more than without a target for steps",
+        "none; llama.cpp's server on an AVX2 machine: a token in 10 to 13 s",
+        smooth.long_prompts,
+        timed=True,
+    ),
+    Row(
+        "C1",
+        "What it costs that the runner is a process of its own, in turns with one process for all",
+        "97 % of the throughput with 1, 8 and 32 streams",
+        "none found",
+        cost.process,
+        timed=True,
     ),
     Row(
         "P1", "Planted: logits that are not numbers", "only that request fails; no restart", "none", poison.not_a_number
