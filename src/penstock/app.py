@@ -36,6 +36,7 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
+from penstock.drafters import SuffixDrafter
 from penstock.engine import (
     Engine,
     EngineLoop,
@@ -253,7 +254,8 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock())
+    drafter = SuffixDrafter() if config.speculate else None
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock(), drafter)
     intake = Intake(
         text,
         card,

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
-from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, SeqEvent
+from penstock.contract.events import Admitted, DraftsJudged, Embedded, Finished, FinishReason, Generated, SeqEvent
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
@@ -44,6 +44,7 @@ def require(holds: bool, law: str) -> None:
 
 def config(num_blocks: int = 32, **options) -> SchedulerConfig:
     defaults = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64}
+    defaults["weigh_drafts"] = False  # all that fit
     return SchedulerConfig(num_blocks, **{**defaults, **options})
 
 
@@ -98,6 +99,7 @@ class Harness:
         self.config = cfg
         self.drafter = drafter
         self.events: dict[str, list[SeqEvent]] = {}
+        self.judged: list[DraftsJudged] = []
         self.scheduler = Scheduler(cfg)
         self.takers: list[str] = []  # for whom others were stopped, in the plan that is made
         self.taken = 0  # how many were stopped for them
@@ -345,6 +347,10 @@ class Harness:
         for event in events:
             require(event.seq_id in self.requests, "events are about accepted sequences")
             require(event.seq_id not in self.finished, "nothing comes after Finished")
+            if isinstance(event, DraftsJudged):
+                require(0 <= event.right <= event.count, "no more drafts are right than there were")
+                self.judged.append(event)
+                continue
             self.events[event.seq_id].append(event)
             match event:
                 case Admitted(seq_id, cached):
@@ -416,6 +422,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         prefix_caching=rng.random() < 0.9,
         max_bypasses=rng.choice([0, 1, 3, 16]),
         model_digest=b"model",
+        weigh_drafts=rng.random() < 0.3,
     )
 
 

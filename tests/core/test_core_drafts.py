@@ -6,7 +6,7 @@ import pytest
 from core_harness import FakeDrafter, Harness, answer, config, embedding, request
 
 from penstock.contract.errors import EngineFault
-from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated
+from penstock.contract.events import Admitted, DraftsJudged, Embedded, Finished, FinishReason, Generated
 from penstock.contract.plan import Draft, Row, RowResult, SampledToken, StepResult
 from penstock.core.scheduler import Scheduler
 
@@ -27,7 +27,8 @@ def test_a_row_ends_with_its_drafts_and_the_next_one_starts_behind_what_was_righ
     wrong = (tokens[3] + 1) % 11
     plan = harness.scheduler.plan((Draft("a", (tokens[1], tokens[2], wrong, 0)),))
     assert plan.rows == (Row(0, 3, 5, (1,), True, (tokens[1], tokens[2], wrong, 0)),)
-    events = harness.scheduler.commit(plan, harness.runner.run(plan))
+    judged, *events = harness.scheduler.commit(plan, harness.runner.run(plan))
+    assert judged == DraftsJudged("a", "", count=4, right=2)
     assert [event.token for event in events] == [*tokens[1:4]]
     seq = harness.scheduler._seqs["a"]
     assert (seq.computed, seq.scheduled, seq.lease.sealed) == (6, 6, 1)
@@ -115,7 +116,8 @@ def test_a_failure_behind_right_drafts_comes_after_what_they_brought():
     scheduler.commit(plan, StepResult(0, (RowResult(0, (SampledToken(5),)),)))
     plan = scheduler.plan((Draft("a", (6, 7)),))
     events = scheduler.commit(plan, StepResult(1, (RowResult(0, (SampledToken(6),), failure="x"),)))
-    assert events == (Generated("a", 6, 0.0), Finished("a", FinishReason.ERROR, message="x"))
+    judged = DraftsJudged("a", "", count=2, right=1)
+    assert events == (judged, Generated("a", 6, 0.0), Finished("a", FinishReason.ERROR, message="x"))
     scheduler.check()
 
 
@@ -130,7 +132,8 @@ def test_a_result_that_cannot_come_of_the_drafts_is_refused_and_changes_nothing(
     plan = scheduler.plan((Draft("a", (6, 7)),))
     with pytest.raises(EngineFault, match="slot 0"):
         scheduler.commit(plan, StepResult(1, (RowResult(0, tuple(map(SampledToken, tokens)), failure=failure),)))
-    events = scheduler.commit(plan, StepResult(1, (RowResult(0, (SampledToken(6), SampledToken(3))),)))
+    judged, *events = scheduler.commit(plan, StepResult(1, (RowResult(0, (SampledToken(6), SampledToken(3))),)))
+    assert judged == DraftsJudged("a", "", count=2, right=1)
     assert [event.token for event in events] == [6, 3]
     scheduler.check()
 
@@ -218,5 +221,5 @@ def test_no_row_is_planned_behind_drafts_in_flight():
     harness.commit()
     assert [len(row.drafts) for row in harness.plan().rows] == [2]
     assert not harness.scheduler.can_plan_ahead, "how far it gets is not known"
-    assert len(harness.commit()) == 3
+    assert len([event for event in harness.commit() if isinstance(event, Generated)]) == 3
     harness.drain()

@@ -19,6 +19,7 @@ from penstock.contract.plan import SampledToken
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
 from penstock.core.checkpoints import Checkpoints
+from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
@@ -360,27 +361,27 @@ def go_on_after_an_end_among_drafts(patch):
 
 
 def draft_beyond_the_budget(patch):
-    add = scheduler.add_drafts
+    add = Drafting.add
 
-    def lavish(builder, *rest):
+    def lavish(self, builder, *rest):
         builder.budget += 3
-        add(builder, *rest)
+        add(self, builder, *rest)
 
-    patch(scheduler, "add_drafts", lavish)
+    patch(Drafting, "add", lavish)
 
 
 def draft_beyond_the_context(patch):
-    add = scheduler.add_drafts
+    add = Drafting.add
 
-    def lavish(builder, *rest):
+    def lavish(self, builder, *rest):
         limits = [(seq, seq.limit) for seq in builder.seqs]
         for seq, limit in limits:
             seq.limit = limit + 4
-        add(builder, *rest)
+        add(self, builder, *rest)
         for seq, limit in limits:
             seq.limit = limit
 
-    patch(scheduler, "add_drafts", lavish)
+    patch(Drafting, "add", lavish)
 
 
 def release_blocks_that_a_plan_in_flight_still_writes(patch):

@@ -108,15 +108,24 @@ def test_a_step_that_draws_nothing_teaches_nothing():
     assert times.knows_chunks
 
 
-def test_drafts_are_read_as_chunks_are():
+def test_a_draft_has_the_price_of_steps_with_about_as_many_rows():
     times = taught()
-    one, two = StepTimes(), StepTimes()
-    for each in (one, two):
-        each.learn(plan(decode(100)), 0.02)
-    one.learn(plan(decode(100, drafts=4)), 0.04)
-    two.learn(plan(decode(100), part(100, 4)), 0.04)
-    assert one.of(chunk_of(0, 10, None)) == two.of(chunk_of(0, 10, None)) > 0
-    assert times.of(chunk_of(0, 10, None)) > 0
+    of_prompt = times.of(chunk_of(100, 1, None))
+    assert times.draft_price([100]) == of_prompt > 0  # nothing better is known
+    alone = times.of(times.decoding([100]))
+    for _ in range(30):
+        times.learn(plan(decode(100, drafts=4)), alone + 4 * of_prompt / 8)
+    assert times.draft_price([100]) == pytest.approx(of_prompt / 8, rel=0.05)
+    assert times.draft_price([100] * 8) == of_prompt
+    assert times.of(chunk_of(100, 1, None)) == of_prompt  # chunks are not
+
+
+def test_slow_steps_do_not_make_drafts_dearer_than_two_positions_of_a_prompt():
+    times = taught()
+    of_prompt = times.of(chunk_of(100, 1, None))
+    for _ in range(30):
+        times.learn(plan(decode(100, drafts=2)), 1.0)
+    assert times.draft_price([100]) == 2 * of_prompt
 
 
 def test_under_a_window_a_position_far_on_costs_what_one_at_its_end_does():

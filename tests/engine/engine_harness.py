@@ -152,7 +152,7 @@ def build(
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
-        **{"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, **scheduler},
+        **{"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128, "weigh_drafts": False, **scheduler},
     )
     text, clock = text_model(), SimClock()
     runner = FakeRunner(config, vocab_size=len(VOCABULARY), clock=clock)

@@ -7,6 +7,7 @@ import pytest
 from engine_harness import finishes_of, terminal_of, tokens_of
 
 from penstock.contract.errors import ConfigError
+from penstock.contract.plan import Draft, Draftable
 from penstock.core.trace import replay
 from penstock.engine import Engine
 
@@ -19,18 +20,25 @@ class Foreseeing:
     def __init__(self, bench: harness.Harness, right: bool, count: int = 3) -> None:
         self._bench, self._right, self._count = bench, right, count
         self.asked: list[int] = []
+        self.forgotten: list[str] = []
 
-    def draft(self, tokens, most: int) -> tuple[int, ...]:
-        self.asked.append(most)
-        known = len(tokens) - len(PROMPT)
-        coming = self._bench.expected(PROMPT, known + min(most, self._count))[known:]
-        return coming if self._right else tuple((token + 1) % 8 for token in coming)
+    def draft(self, sequence: Draftable) -> Draft | None:
+        self.asked.append(sequence.most)
+        assert sequence.prompt_tokens == len(PROMPT)
+        known = len(sequence.tokens) - len(PROMPT)
+        coming = self._bench.expected(PROMPT, known + min(sequence.most, self._count))[known:]
+        tokens = coming if self._right else tuple((token + 1) % 8 for token in coming)
+        return Draft(sequence.seq_id, tokens, "foreseeing") if tokens else None
+
+    def forget(self, seq_id: str) -> None:
+        self.forgotten.append(seq_id)
 
 
 def drafting(right: bool, **options) -> harness.Harness:
     bench = harness.build(**options)
     old = bench.engine
-    bench.engine = Engine(old.scheduler, bench.runner, bench.text, old._recorder, drafter=Foreseeing(bench, right))
+    bench.drafter = Foreseeing(bench, right)
+    bench.engine = Engine(old.scheduler, bench.runner, bench.text, old._recorder, drafter=bench.drafter)
     return bench
 
 
@@ -49,6 +57,15 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(right, steps, tmp_pa
     assert (finishes_of(outputs), terminal_of(outputs).usage) == (finishes_of(plain), terminal_of(plain).usage)
     assert taken == steps
     assert bench.engine.health().generated_tokens == 21
+    assert len(bench.drafter.forgotten) == 1
+    ((drafter, count),) = bench.engine.measurements().drafts
+    timings = terminal_of(outputs).timings
+    assert (drafter, count.rows) == (
+        "foreseeing",
+        steps - 1 - (not right),
+    )  # no row of a prompt, none for no token more
+    assert count.tokens == timings.drafted > 0
+    assert count.accepted == timings.accepted == (21 - steps if right else 0)
     bench.engine.close()
     report = replay((tmp_path / "trace").read_text().splitlines(keepends=True))
     assert report.same, report.explain()
@@ -62,6 +79,16 @@ def test_a_stop_string_among_right_drafts_ends_the_choice_there():
     assert tokens_of(outputs) == tokens_of(plain)
     assert terminal_of(outputs).usage == terminal_of(plain).usage
     assert bench.engine.health().free_blocks == bench.config.num_blocks
+    assert len(set(bench.drafter.forgotten)) == 1
+
+
+def test_a_request_that_is_aborted_is_forgotten_by_who_guesses():
+    bench = drafting(True)
+    one = bench.submit(PROMPT, max_tokens=40)
+    bench.step()
+    bench.step()
+    bench.collect(bench.engine.abort(one))
+    assert len(bench.drafter.forgotten) == 1
 
 
 @pytest.mark.parametrize("rules", [{"max_tokens": 21}, {"max_tokens": 50, "ignore_eos": False}])

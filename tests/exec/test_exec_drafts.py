@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_exec_runner import BACKEND, CACHES, CPU, GOOD, SHAPE, Ticks, ToyLM, make_runner
 
-from penstock.contract.events import Finished, FinishReason, Generated
+from penstock.contract.events import DraftsJudged, Finished, FinishReason, Generated
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.contract.plan import Draft, Row, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
@@ -27,7 +27,12 @@ from penstock.exec.runner import TorchRunner
 from penstock.sampling import SamplingParams
 
 CONFIG = SchedulerConfig(
-    140, block_size=4, max_num_seqs=12, max_num_batched_tokens=300, max_model_len=SHAPE.max_positions
+    140,
+    block_size=4,
+    max_num_seqs=12,
+    max_num_batched_tokens=300,
+    max_model_len=SHAPE.max_positions,
+    weigh_drafts=False,
 )
 NEW = 14
 
@@ -166,7 +171,8 @@ def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
                 drafts += [Draft(one.seq_id, tuple(tokens))] if tokens else []
             plan = scheduler.plan(drafts)
             for event in scheduler.commit(plan, runner.run(plan)):
-                events[event.seq_id].append(event)
+                if not isinstance(event, DraftsJudged):
+                    events[event.seq_id].append(event)
             scheduler.check()
             steps += 1
     return events, steps

@@ -12,7 +12,9 @@ from sse_reader import read_events
 from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
 
-LIFE = Timings(arrived=100.0, admitted=100.25, first_token=100.75, last_token=102.75, ended=102.8)
+LIFE = Timings(
+    arrived=100.0, admitted=100.25, first_token=100.75, last_token=102.75, ended=102.8, drafted=6, accepted=4
+)
 TIMED = always(delta("Hel"), delta("lo"), stop(), RequestFinished(Usage(13, 5, 8), LIFE))
 EXPECTED = {
     "queue_ms": 250.0,
@@ -24,6 +26,8 @@ EXPECTED = {
     "predicted_ms": 2000.0,
     "predicted_per_token_ms": 500.0,
     "predicted_per_second": 2.0,
+    "draft_n": 6,
+    "draft_n_accepted": 4,
     "total_ms": 2800.0,
 }
 

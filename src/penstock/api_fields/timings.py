@@ -17,6 +17,7 @@ def timings_object(timings: Timings, usage: Usage, num_choices: int) -> JsonObje
 
     `prompt_n` counts the prompt tokens that were computed, `cache_n` the ones found in the prefix cache. Rates of
     generation leave out each choice's first token, whose time is in `prompt_ms`; they are null where no other came.
+    `draft_n` counts the tokens that were guessed and computed, `draft_n_accepted` the ones of these that were right.
     """
     computed = usage.prompt_tokens - usage.cached_tokens
     later = max(0, usage.completion_tokens - num_choices)
@@ -30,6 +31,8 @@ def timings_object(timings: Timings, usage: Usage, num_choices: int) -> JsonObje
         "predicted_ms": _ms(timings.decode),
         "predicted_per_token_ms": _ms(timings.decode / later) if later else None,
         "predicted_per_second": _rate(later, timings.decode),
+        "draft_n": timings.drafted,
+        "draft_n_accepted": timings.accepted,
         "total_ms": _ms(timings.total),
     }
 

@@ -178,6 +178,11 @@ class EngineConfig:
         Front.HTTP,
     )
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
+    speculate: bool = _option(
+        True,
+        "Guess what comes next from what an answer repeats, and compute several tokens in a step where that saves time."
+        " No answer is any different.",
+    )
     max_queued_requests: int = _option(
         DEFAULT_SERVER_LIMITS.max_queued_requests,
         "Sequences that may wait; more are answered 429.",

@@ -22,6 +22,7 @@ __all__ = [
     "Admitted",
     "ChoiceDelta",
     "ChoiceFinished",
+    "DraftsJudged",
     "Embedded",
     "Embedding",
     "FinishReason",
@@ -73,6 +74,18 @@ class Generated(NamedTuple):
     rank: int = 0
 
 
+class DraftsJudged(NamedTuple):
+    """A row of the sequence carried `count` drafts of this drafter, of which the first `right` were drawn.
+
+    Comes before the tokens that the row drew.
+    """
+
+    seq_id: str
+    drafter: str
+    count: int
+    right: int
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The sequence's last event.
@@ -109,7 +122,7 @@ class Embedded:
     vector: bytes
 
 
-SeqEvent = Admitted | PromptScored | Generated | Embedded | Finished
+SeqEvent = Admitted | PromptScored | DraftsJudged | Generated | Embedded | Finished
 
 
 class TokenPiece(NamedTuple):

@@ -6,10 +6,11 @@ Knows neither who reads them nor in which format they are published.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.contract.stats import SchedulerStats
 
-__all__ = ["UNTIMED", "Histogram", "Measurements", "Timings"]
+__all__ = ["UNTIMED", "DraftCount", "Histogram", "Measurements", "Timings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class Timings:
 
     What never happened (the first token of a request that was aborted in the queue) has the instant of the end. Of a
     request with several choices, the first admission, the first token and the last token of any choice count.
+
+    Attributes:
+        drafted: tokens that were guessed for it and computed.
+        accepted: how many of these were right.
     """
 
     arrived: float = 0.0
@@ -25,6 +30,8 @@ class Timings:
     first_token: float = 0.0
     last_token: float = 0.0
     ended: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def queue(self) -> float:
@@ -54,6 +61,8 @@ class Timings:
             first_token=min(self.first_token, other.first_token),
             last_token=max(self.last_token, other.last_token),
             ended=max(self.ended, other.ended),
+            drafted=self.drafted + other.drafted,
+            accepted=self.accepted + other.accepted,
         )
 
 
@@ -76,6 +85,20 @@ class Histogram:
     total: float
 
 
+class DraftCount(NamedTuple):
+    """What came of guesses.
+
+    Attributes:
+        rows: that carried one.
+        tokens: that were guessed and computed.
+        accepted: how many of these were right.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    accepted: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements(SchedulerStats):
     """The engine after a step: what it holds, and what it did since it was started.
@@ -91,6 +114,7 @@ class Measurements(SchedulerStats):
         rejections: requests refused because the queue was full, or the wait too long.
         failed_steps: steps that failed as a whole, and whose rows were computed again.
         lost_runners: processes that computed and are gone, and were followed by another.
+        drafts: (drafter, what came of its guesses), a pair for each that has guessed.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -119,6 +143,7 @@ class Measurements(SchedulerStats):
     rejections: int
     failed_steps: int
     lost_runners: int
+    drafts: tuple[tuple[str, DraftCount], ...]
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
     inter_token_latency: Histogram

@@ -9,6 +9,7 @@ tokens of a newly admitted sequence, no token values: the runner already has wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -22,6 +23,7 @@ __all__ = [
     "Admit",
     "Checkpoint",
     "Draft",
+    "Draftable",
     "PromptScores",
     "Row",
     "RowResult",
@@ -85,12 +87,37 @@ class Admit:
     checkpoint: int = -1
 
 
+class Draftable(NamedTuple):
+    """A sequence whose next row could carry drafts.
+
+    Attributes:
+        tokens: all of it; to be read before the scheduler is called again.
+        most: more drafts could not be of use.
+        prompt_tokens: how many of `tokens` are the prompt.
+        scope: what is known of other sequences may be used for those of the same scope alone: their `cache_salt`.
+    """
+
+    seq_id: str
+    tokens: Sequence[int]
+    most: int
+    prompt_tokens: int = 0
+    scope: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess of the tokens that come next in a sequence: at least one id of the vocabulary, right or wrong."""
+    """A guess of the tokens that come next in a sequence: at least one id of the vocabulary, right or wrong.
+
+    Attributes:
+        drafter: who guesses, in a word for metrics.
+        evidence: how much speaks for it, for its drafter to say: guesses of one drafter with about as much evidence are
+            taken to be right about as often. From 1 on, and it counts in powers of two.
+    """
 
     seq_id: str
     tokens: tuple[int, ...]
+    drafter: str = ""
+    evidence: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import Draft, Draftable, StepPlan, StepResult
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.contract.stats import SchedulerStats
 from penstock.contract.thinking import ThinkingBudget
@@ -88,8 +88,12 @@ class Drafter(Protocol):
     Called by the engine's thread between two steps: what it takes, every sequence waits for.
     """
 
-    def draft(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """At most `most` (at least 1) token ids that may follow `tokens`, a whole sequence; () for no guess."""
+    def draft(self, sequence: Draftable) -> Draft | None:
+        """At most `most` (at least 1) token ids that may follow a sequence; None for no guess."""
+        ...
+
+    def forget(self, seq_id: str) -> None:
+        """A sequence has ended, or was dropped; one that was never asked about is no error."""
         ...
 
 

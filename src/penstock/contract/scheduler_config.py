@@ -37,6 +37,8 @@ class SchedulerConfig:
             nothing of it can be kept or continued: sequences are embedded only.
         step_target_ms: milliseconds that a step may take while somebody decodes, by what earlier ones took; prompts
             get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
+        weigh_drafts: compute guesses only as far as they are likely to save time; else all for which there is room, as
+            `penstock verify` wants.
     """
 
     num_blocks: int
@@ -54,6 +56,7 @@ class SchedulerConfig:
     checkpoint_interval: int = 0
     looks_ahead: bool = False
     step_target_ms: int = 0
+    weigh_drafts: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):

@@ -1,70 +1,112 @@
-"""Drafts in a plan: whose next row could carry some, and how many a row may.
+"""Drafts in a plan: whose next row could carry some, and how many a row carries.
 
 Drafts take what is left: they never displace a row, an admission or a block that somebody may need. Knows nothing of
-who guesses, nor whether the guess was right.
+who guesses; learns how often a guess is right, and what a draft costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
-from penstock.contract.plan import Draft
+from penstock.contract.events import DraftsJudged
+from penstock.contract.plan import Draft, Draftable, Row, SampledToken
+from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
+from penstock.core.draft_chances import DraftChances, judge
+from penstock.core.draft_lengths import Offer, draft_lengths
 from penstock.core.sequence import Seq
+from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 
-__all__ = ["Draftable", "add_drafts", "draftable"]
+__all__ = ["Drafting"]
+
+_MOST = 32
+"""Tokens of a guess that are looked at."""
 
 
-class Draftable(NamedTuple):
-    """A sequence whose next row could carry drafts.
-
-    Attributes:
-        tokens: all of it; to be read before the scheduler is called again.
-        most: more drafts could not be of use.
-    """
-
-    seq_id: str
-    tokens: Sequence[int]
-    most: int
-
-
-def draftable(running: Iterable[Seq], max_tokens: int) -> Iterator[Draftable]:
-    """The sequences whose next row could carry drafts: they decode, and their last token is known.
+class Drafting:
+    """What the scheduler decides of drafts. Owned by it.
 
     Args:
-        running: sequences that hold a slot.
-        max_tokens: of a step.
-    """
-    for seq in running:
-        most = min(max_tokens - 1, seq.limit - len(seq.tokens) - 1)
-        if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
-            yield Draftable(seq.id, seq.tokens, most)
-
-
-def add_drafts(builder: PlanBuilder, drafts: Sequence[Draft], pool: BlockPool, spare: int) -> None:
-    """Let rows carry drafts, as far as budget and blocks are left.
-
-    Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need not
-    know how to go on past its end.
-
-    Args:
-        builder: holds all rows of the plan.
-        drafts: at most one a sequence.
+        config: says how much a step computes at most, and whether drafts are weighed.
         pool: whose blocks drafted positions take.
-        spare: blocks that must still be available afterwards.
+        times: what steps take.
     """
-    guesses = {draft.seq_id: draft.tokens for draft in drafts}
-    for index, seq in enumerate(builder.seqs):
-        row = builder.rows[index]
-        if seq.id not in guesses or not row.sample or seq.drawing > 1:  # its last token is not known
-            continue
-        tokens = _before(seq.stop_ids, guesses[seq.id])
+
+    __slots__ = ("_chances", "_config", "_pool", "_times")
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes) -> None:
+        self._config = config
+        self._pool = pool
+        self._times = times
+        self._chances = DraftChances()
+
+    def draftable(self, running: Iterable[Seq]) -> Iterator[Draftable]:
+        """The sequences whose next row could carry drafts: they decode, and their last token is known.
+
+        Args:
+            running: sequences that hold a slot.
+        """
+        for seq in running:
+            most = min(self._config.max_num_batched_tokens - 1, seq.limit - len(seq.tokens) - 1, _MOST)
+            if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
+                yield Draftable(seq.id, seq.tokens, most, len(seq.request.prompt), seq.request.cache_salt)
+
+    def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
+        """Let rows carry drafts, as far as they are worth their time, and budget and blocks are left.
+
+        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
+        not know how to go on past its end.
+
+        Args:
+            builder: holds all rows of the plan.
+            drafts: at most one a sequence.
+            spare: blocks that must still be available afterwards.
+        """
+        guesses = {draft.seq_id: draft for draft in drafts}
+        found: list[tuple[int, tuple[int, ...]]] = []
+        offers: list[Offer] = []
+        for index, seq in enumerate(builder.seqs):
+            draft = guesses.get(seq.id)
+            if draft is None or not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
+                continue
+            seq.guess = draft
+            tokens = _before(seq.stop_ids, draft.tokens)
+            found.append((index, tokens))
+            most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
+            offers.append(Offer(self._chances.of(seq.judgements, draft), most))
+        if not found:
+            return
+        starts = [row.start for row in builder.rows if row.sample and row.count == 1]
+        drawing = [row.sample for row in builder.rows].count(True)
+        seconds = price = 0.0
+        if self._config.weigh_drafts:
+            seconds, price = self._times.of(self._times.decoding(starts)), self._times.draft_price(starts)
+        counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget)
+        for (index, tokens), wanted in zip(found, counts, strict=True):
+            self._add_to_row(builder, index, tokens[:wanted], spare)
+
+    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> DraftsJudged | None:
+        """Learn from what a row drew how good the guess for it was; says so if the row carried drafts.
+
+        To be called before the drawn tokens are appended.
+        """
+        guess, seq.guess = seq.guess, None
+        if guess is None:
+            return None
+        tokens = [token.id for token in drawn]
+        self._chances.learn(seq.judgements, guess, tokens)
+        if not row.drafts:
+            return None
+        return DraftsJudged(seq.id, guess.drafter, len(row.drafts), judge(row.drafts, tokens)[0])
+
+    def _add_to_row(self, builder: PlanBuilder, index: int, tokens: tuple[int, ...], spare: int) -> None:
+        """Let row number `index` carry as many of `tokens` as there are blocks for."""
+        row, seq, pool = builder.rows[index], builder.seqs[index], self._pool
         end, blocks = row.start + row.count, len(seq.lease.blocks)
         room = (blocks + max(0, pool.available - spare)) * pool.block_size - end
-        count = min(len(tokens), builder.draft_budget, room, seq.limit - len(seq.tokens) - 1)
+        count = min(len(tokens), room)
         if count > 0:
             pool.extend(seq.lease, max(0, pool.blocks_for(end + count) - blocks))
             builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))

@@ -26,7 +26,17 @@ from collections.abc import Iterator, Sequence
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.plan import Draft, Row, RowResult, SampledToken, Stall, StallReason, StepPlan, StepResult
+from penstock.contract.plan import (
+    Draft,
+    Draftable,
+    Row,
+    RowResult,
+    SampledToken,
+    Stall,
+    StallReason,
+    StepPlan,
+    StepResult,
+)
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stats import SchedulerStats
@@ -36,7 +46,7 @@ from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
-from penstock.core.drafting import Draftable, add_drafts, draftable
+from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_plans, check_sequences
@@ -82,6 +92,7 @@ class Scheduler:
         )
         self._suspects = Suspects()
         self._times = StepTimes(config.window)
+        self._drafting = Drafting(config, self._pool, self._times)
         self._submitted = 0
         self._preemptions = 0
 
@@ -200,7 +211,7 @@ class Scheduler:
         """
         if self._states is not None or self._suspects:
             return iter(())
-        return draftable(self._running, self.config.max_num_batched_tokens)
+        return self._drafting.draftable(self._running)
 
     def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.
@@ -224,7 +235,7 @@ class Scheduler:
         if self._states is not None:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
-            add_drafts(builder, drafts, self._pool, self._admitter.spare())
+            self._drafting.add(builder, drafts, self._admitter.spare())
         step = builder.build(tuple(self._releases), stall, len(self._waiting))
         self._releases.clear()
         self._in_flight.add(step)
@@ -397,6 +408,9 @@ class Scheduler:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
         if row.sample:
+            judged = self._drafting.judge(seq, row, result.tokens)
+            if judged is not None:
+                events.append(judged)
             self._take_tokens(seq, result.tokens, len(result.tokens) - (not result.waits), events)
         if result.failure and seq.state is SeqState.RUNNING:
             events.append(self._fail(seq, result.failure))

@@ -11,9 +11,11 @@ from enum import StrEnum
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason
+from penstock.contract.plan import Draft
 from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain
 from penstock.core.block_pool import Lease
+from penstock.core.draft_chances import Judgements
 from penstock.core.repetition import loops
 
 __all__ = ["Seq", "SeqState"]
@@ -56,6 +58,8 @@ class Seq:
         announced: whether `Admitted` has been emitted.
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
+        guess: of the tokens that its row in flight draws, whether the row carries them or not.
+        judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
     """
 
@@ -71,7 +75,9 @@ class Seq:
         "computed",
         "drafted",
         "drawing",
+        "guess",
         "id",
+        "judgements",
         "last_step",
         "limit",
         "newest_state",
@@ -101,6 +107,8 @@ class Seq:
         self.announced = False
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
+        self.guess: Draft | None = None
+        self.judgements = Judgements()
         self.charged = 0
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
@@ -196,6 +204,7 @@ class Seq:
         self._slot = -1
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
+        self.guess = None
         self.branches = ()
 
     def _change(self, state: SeqState) -> None:

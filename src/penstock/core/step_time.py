@@ -3,8 +3,10 @@
 A step's time is taken to be a sum of five parts: for being a step, for each row that decodes, and for each position
 that such a row looks back at; for each position of a chunk, and for each pair of positions that attention joins in
 chunks. Steps that only decode teach the first three, steps with chunks the last two: what remains when the others are
-taken off. Each part takes a share of the error by how much there was of it: the normalised least mean squares rule
-(Nagumo and Noda 1967; Haykin, "Adaptive Filter Theory", chapter 6).
+taken off. A drafted position has a price of its own, learned from steps that decode and have drafts: products of a few
+rows cost little more than those of one, so it depends on how many rows there are. Each part takes a share of the error
+by how much there was of it: the normalised least mean squares rule (Nagumo and Noda 1967; Haykin, "Adaptive Filter
+Theory", chapter 6).
 
 No clock and no randomness: the same steps and seconds give the same numbers on every machine, by nothing but sums,
 products and quotients. Knows plans, but neither sequences nor what anybody wants of a step.
@@ -43,7 +45,7 @@ class Decoding(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """What a step computes of prompts, and of drafts.
+    """What a step computes of prompts.
 
     Attributes:
         positions: that it computes.
@@ -73,16 +75,17 @@ def chunk_of(start: int, count: int, window: int | None) -> Chunks:
 
 
 class StepTimes:
-    """The five parts of a step's time. Owned by the scheduler.
+    """The parts of a step's time. Owned by the scheduler.
 
     Args:
         window: see `chunk_of`.
     """
 
-    __slots__ = ("_chunks", "_decoding", "window")
+    __slots__ = ("_chunks", "_decoding", "_drafts", "window")
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
+        self._drafts: dict[int, _Parts] = {}  # by the number of rows that decode, in powers of two
         self._decoding = _Parts(_DECODING)
         self._chunks = _Parts(_CHUNKS)
 
@@ -100,6 +103,20 @@ class StepTimes:
         seen = starts if self.window is None else [min(start, self.window) for start in starts]
         return Decoding(1.0, len(starts), sum(seen))
 
+    def draft_price(self, starts: list[int]) -> float:
+        """Seconds that a drafted position takes in a step with rows that decode at `starts`; 0.0 if nothing is known.
+
+        Never more than twice what one of a prompt takes, so that a few slow steps do not end drafting for good.
+        """
+        if not starts:
+            return 0.0
+        of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
+        learned = self._drafts.get(len(starts).bit_length())
+        if learned is None:
+            return of_prompt
+        price = learned.of((1.0,))
+        return min(price, 2 * of_prompt) if of_prompt > 0 else price
+
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """The plan took so long. Nothing is learned without a positive, finite number.
 
@@ -107,19 +124,22 @@ class StepTimes:
         """
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
-        decoding = self.decoding([row.start for row in plan.rows if _decodes(row)])
-        chunks = self._chunks_of(plan)
-        if not chunks.positions:
-            self._decoding.learn(decoding, seconds, 0.0)
+        starts = [row.start for row in plan.rows if _decodes(row)]
+        decoding, chunks = self.decoding(starts), self._chunks_of(plan)
+        drafts = float(sum([len(row.drafts) for row in plan.rows]))
+        if chunks.positions:
+            self._chunks.learn(chunks, seconds, self.of(decoding) + drafts * self.draft_price(starts))
+        elif drafts:
+            prices = self._drafts.setdefault(len(starts).bit_length(), _Parts((1.0,)))
+            prices.learn((drafts,), seconds, self.of(decoding))
         else:
-            self._chunks.learn(chunks, seconds, self.of(decoding))
+            self._decoding.learn(decoding, seconds, 0.0)
 
     def _chunks_of(self, plan: StepPlan) -> Chunks:
         positions = pairs = 0.0
         for row in plan.rows:
-            count = len(row.drafts) if _decodes(row) else row.count
-            if count:
-                of = chunk_of(row.start, count, self.window)
+            if not _decodes(row):
+                of = chunk_of(row.start, row.count, self.window)
                 positions, pairs = positions + of.positions, pairs + of.pairs
         return Chunks(positions, pairs)
 

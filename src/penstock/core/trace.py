@@ -45,7 +45,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 12
+TRACE_VERSION = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from penstock.contract.errors import ConfigError, EngineDead, RequestError, Runn
 from penstock.contract.events import (
     Admitted,
     ChoiceFinished,
+    DraftsJudged,
     Embedded,
     Embedding,
     Finished,
@@ -284,8 +285,8 @@ class Engine:
     def _plan_next(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
         if self._drafter is not None:
-            guesses = ((one.seq_id, self._drafter.draft(one.tokens, one.most)) for one in self.scheduler.draftable())
-            drafts = tuple(Draft(seq_id, tokens) for seq_id, tokens in guesses if tokens)
+            guesses = map(self._drafter.draft, self.scheduler.draftable())
+            drafts = tuple([draft for draft in guesses if draft is not None])
         if drafts:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)
@@ -365,6 +366,8 @@ class Engine:
         return kept
 
     def _translate(self, event: SeqEvent) -> StepOutputs:
+        if self._drafter is not None and isinstance(event, Finished):
+            self._drafter.forget(event.seq_id)
         owner = self._owners.get(event.seq_id)
         if owner is None:  # its choice ended earlier in this very step, by a stop string
             return []
@@ -374,6 +377,9 @@ class Engine:
                 case Generated():  # nearly every event
                     generated = self._generated(request, choice, event)
                     return generated if request.echo is None else self._after_prompt(request, generated)
+                case DraftsJudged():
+                    self.metrics.drafted(event)
+                    return []
                 case Admitted():
                     self._note_admission(request, choice, event)
                     return self._after_prompt(request, [])
@@ -459,4 +465,6 @@ class Engine:
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler, which returns no event for an abort."""
         self.scheduler.abort(seq_id)
+        if self._drafter is not None:
+            self._drafter.forget(seq_id)
         self._recorder.aborted(seq_id)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.contract.events import FinishReason
-from penstock.contract.measurements import Measurements, Timings
+from penstock.contract.events import DraftsJudged, FinishReason
+from penstock.contract.measurements import DraftCount, Measurements, Timings
 from penstock.contract.plan import StepPlan
 from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
@@ -36,12 +36,15 @@ class _RequestLife:
     last_token: float = -NEVER
     longest: int = 0
     answered: bool = False
+    drafted: int = 0
+    accepted: int = 0
 
     def timings(self, now: float) -> Timings:
         # What never happened gets the instant of the end, so that no instant lies before an earlier phase.
         first_token = min(self.first_token, now)
         last_token = self.last_token if self.first_token < NEVER else now
-        return Timings(self.arrived, min(self.admitted, now), first_token, last_token, now)
+        admitted = min(self.admitted, now)
+        return Timings(self.arrived, admitted, first_token, last_token, now, self.drafted, self.accepted)
 
 
 @dataclass(slots=True)
@@ -111,6 +114,7 @@ class MetricsCollector:
         self._rejections = 0
         self._failed_steps = 0
         self._lost_runners = 0
+        self._drafts: dict[str, DraftCount] = {}
 
     # ---- what happens, in the order in which it can
 
@@ -164,6 +168,15 @@ class MetricsCollector:
         self._histograms.queue_time.add(seq.admitted - seq.sequence.arrival)
         self._histograms.prefill_time.add(now - seq.admitted)
         self._histograms.inference_time.add(now - seq.admitted)
+
+    def drafted(self, judged: DraftsJudged) -> None:
+        """A row of a sequence carried drafts."""
+        before = self._drafts.get(judged.drafter, DraftCount())
+        count = DraftCount(before.rows + 1, before.tokens + judged.count, before.accepted + judged.right)
+        self._drafts[judged.drafter] = count
+        request = self._seqs[judged.seq_id].request
+        request.drafted += judged.count
+        request.accepted += judged.right
 
     def generated(self, seq_id: str) -> None:
         """A sequence has one more token."""
@@ -243,6 +256,7 @@ class MetricsCollector:
             rejections=self._rejections,
             failed_steps=self._failed_steps,
             lost_runners=self._lost_runners,
+            drafts=tuple(self._drafts.items()),
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
             inter_token_latency=histograms.inter_token_latency.histogram(),

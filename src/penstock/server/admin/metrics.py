@@ -7,7 +7,7 @@ Each application has its own registry; there is no global state.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from fastapi import Request, Response
@@ -144,12 +144,19 @@ class EngineMetrics(Collector):
         text = "Prompt tokens of sequences that have their first token, by where their KV came from."
         yield self._by("vllm:prompt_tokens_by_source", text, "source", sources)
         yield self._by("vllm:request_success", "Sequences that ended, by how.", "finished_reason", measured.finished)
+        drafts = measured.drafts
+        rows = [(drafter, count.rows) for drafter, count in drafts]
+        yield self._by("vllm:spec_decode_num_drafts", "Rows of steps that carried guesses.", "drafter", rows)
+        tokens = [(drafter, count.tokens) for drafter, count in drafts]
+        yield self._by("vllm:spec_decode_num_draft_tokens", "Tokens guessed and computed.", "drafter", tokens)
+        accepted = [(drafter, count.accepted) for drafter, count in drafts]
+        yield self._by("vllm:spec_decode_num_accepted_tokens", "Those of them that were right.", "drafter", accepted)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
         refusals = tuple((cause.value, count) for cause, count in self._requests.refusals.items())
         yield self._by("penstock:requests_refused", "Requests refused, by the bound that they met.", "reason", refusals)
 
-    def _by(self, name: str, text: str, label: str, counts: tuple[tuple[str, int], ...]) -> Metric:
+    def _by(self, name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> Metric:
         family = CounterMetricFamily(name, text, labels=(*LABELS, label))
         for value, count in counts:
             family.add_metric((*self._labels, value), count)

@@ -153,6 +153,8 @@ SCHEMAS: JsonObject = {
             "predicted_ms": NUMBER,
             "predicted_per_token_ms": nullable(NUMBER),
             "predicted_per_second": nullable(NUMBER),
+            "draft_n": INTEGER,
+            "draft_n_accepted": INTEGER,
             "total_ms": NUMBER,
         }
     ),

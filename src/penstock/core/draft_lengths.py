@@ -1,0 +1,57 @@
+"""How many of the guessed tokens a step computes: as many as bring more tokens a second than the step does without.
+
+A drafted position costs time, and brings a token with the chance that it and all drafts before it are right. Time is
+what `core.step_time` learned, chances what `core.draft_chances` did. Both are inputs of the scheduler or follow from
+them, so a recorded run decides the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+__all__ = ["Offer", "draft_lengths"]
+
+_DELAY = 0.25
+"""By how much of its time a step may get longer for the drafts of some rows while others have none: these would wait,
+and gain nothing."""
+
+
+class Offer(NamedTuple):
+    """A guess: `most` tokens, each right with `chance` if those before it are."""
+
+    chance: float
+    most: int
+
+
+def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: float, budget: int) -> list[int]:
+    """How many tokens of each offer are worth their time, the likeliest first.
+
+    With a price that does not depend on how many there are, the best set is that of all drafts which bring more for
+    their time than the step as a whole brings then.
+
+    Args:
+        offers: of different rows.
+        rows: that draw a token in any case, those with offers among them.
+        seconds: the step takes without drafts; 0.0 where nothing is known yet.
+        price: seconds that one more drafted position takes.
+        budget: most drafts in all.
+    """
+    counts = [0] * len(offers)
+    likeliest = [(-offer.chance, index) for index, offer in enumerate(offers) if offer.most > 0]
+    heapify(likeliest)
+    brought, taken = float(rows), seconds
+    longest = seconds * (1 + _DELAY) if len(likeliest) < rows else float("inf")
+    while likeliest and budget > 0:
+        chance, index = -likeliest[0][0], likeliest[0][1]
+        if chance * taken < brought * price or (price > 0 and taken + price > longest):
+            break
+        heappop(likeliest)
+        counts[index] += 1
+        budget -= 1
+        brought += chance
+        taken += price
+        if counts[index] < offers[index].most:
+            heappush(likeliest, (-chance * offers[index].chance, index))
+    return counts

@@ -1,0 +1,88 @@
+"""Guesses that a sequence goes on as it did before, or as an earlier answer to the same caller did.
+
+No model is needed, and it is right where answers repeat something: an edited file, a summary with quotations, records
+of one form, an agent's turns. What one caller was answered is never a guess for another: a guess that is right makes
+an answer faster, which could be felt. Owned by the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.contract.plan import Draft, Draftable
+from penstock.drafters.suffix_index import GRAM, SuffixIndex
+
+__all__ = ["SuffixDrafter"]
+
+_LONGEST_INDEXED = 16_384
+"""Tokens of a sequence that are looked through, the latest: some 100 bytes each, and 5 ms where all are new."""
+
+_REMEMBERED = 16_384
+"""Tokens of earlier answers that are kept for a caller; when there are twice as many, the older half is forgotten."""
+
+_CALLERS = 64
+"""For how many callers earlier answers are kept, the latest."""
+
+
+class SuffixDrafter:
+    """See the module, and `contract.ports.Drafter`."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, _LiveSequence] = {}
+        self._recent: OrderedDict[str, SuffixIndex] = OrderedDict()  # by scope, the latest last
+
+    def draft(self, sequence: Draftable) -> Draft | None:
+        """What followed the longest repeated end of `sequence`: in itself, or in earlier answers if that is longer."""
+        live = self._live.get(sequence.seq_id)
+        if live is None:
+            live = self._live[sequence.seq_id] = _LiveSequence(sequence)
+        live.follow(sequence)
+        own, index, drafter = live.index.match(live.index.tokens), live.index, "suffix"
+        recent = self._recent.get(sequence.scope)
+        if recent is not None:
+            other = recent.match(live.index.tokens)
+            if other is not None and (own is None or other.length > own.length):
+                own, index, drafter = other, recent, "recent"
+        if own is None:
+            return None
+        tokens = index.after(own.end, sequence.most)
+        return Draft(sequence.seq_id, tokens, drafter, own.length) if tokens else None
+
+    def forget(self, seq_id: str) -> None:
+        """The sequence has ended: its answer is remembered for its caller. An unknown one is no error."""
+        live = self._live.pop(seq_id, None)
+        if live is None:
+            return
+        answer = live.answer
+        if len(answer) <= GRAM:
+            return
+        recent = self._recent.pop(live.scope, None) or SuffixIndex()
+        if len(recent.tokens) + len(answer) > 2 * _REMEMBERED:
+            kept, recent = recent.tokens[-_REMEMBERED:], SuffixIndex()
+            recent.extend(kept)
+        recent.extend(answer[-_REMEMBERED:])
+        self._recent[live.scope] = recent
+        if len(self._recent) > _CALLERS:
+            self._recent.popitem(last=False)
+
+
+class _LiveSequence:
+    """The index over one sequence that runs, as far as it was asked about."""
+
+    __slots__ = ("_first", "_prompt_tokens", "index", "scope")
+
+    def __init__(self, sequence: Draftable) -> None:
+        self.index = SuffixIndex()
+        self.scope = sequence.scope
+        self._prompt_tokens = sequence.prompt_tokens
+        self._first = max(0, len(sequence.tokens) - _LONGEST_INDEXED)  # the position of the first indexed token
+
+    @property
+    def answer(self) -> list[int]:
+        """Its generated tokens, as far as they are known here."""
+        return self.index.tokens[max(0, self._prompt_tokens - self._first) :]
+
+    def follow(self, sequence: Draftable) -> None:
+        """Take in what the sequence has more."""
+        known = self._first + len(self.index.tokens)
+        self.index.extend(sequence.tokens[known:])

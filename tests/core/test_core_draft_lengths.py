@@ -1,0 +1,99 @@
+"""How many guessed tokens are computed: what they cost, how likely they are, and who waits meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from core_harness import Harness, config, request
+
+from penstock.contract.plan import Draft
+from penstock.core.draft_chances import DraftChances, Judgements, judge
+from penstock.core.draft_lengths import Offer, draft_lengths
+from penstock.core.step_time import StepTimes
+from penstock.sim import golden
+
+
+def rate(counts, offers, rows, seconds, price) -> float:
+    brought = rows + sum(
+        offer.chance**n for offer, count in zip(offers, counts, strict=True) for n in range(1, count + 1)
+    )
+    return brought / (seconds + price * sum(counts))
+
+
+def test_no_other_choice_brings_more_tokens_a_second():
+    rng = random.Random(5)
+    for _ in range(300):
+        offers = [Offer(rng.uniform(0.05, 0.98), rng.randint(1, 3)) for _ in range(3)]
+        seconds, price = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05)
+        chosen = draft_lengths(offers, 3, seconds, price, 100)
+        best = max(
+            rate(counts, offers, 3, seconds, price)
+            for counts in itertools.product(*(range(offer.most + 1) for offer in offers))
+        )
+        assert rate(chosen, offers, 3, seconds, price) == pytest.approx(best)
+
+
+def test_where_nothing_is_known_of_time_every_draft_is_taken():
+    assert draft_lengths([Offer(0.1, 4), Offer(0.9, 2)], 5, 0.0, 0.0, 100) == [4, 2]
+
+
+def test_the_budget_goes_to_the_likeliest():
+    assert draft_lengths([Offer(0.5, 4), Offer(0.9, 4)], 2, 1.0, 0.001, 3) == [0, 3]
+
+
+def test_rows_without_a_guess_wait_a_quarter_longer_at_most():
+    sure = [Offer(0.98, 32)]
+    assert draft_lengths(sure, 1, 1.0, 0.1, 100)[0] > 5
+    assert draft_lengths(sure, 2, 1.0, 0.1, 100) == [2]
+
+
+def test_a_guess_is_judged_up_to_its_first_wrong_token():
+    assert judge((1, 2, 3), (1, 2, 3, 4)) == (3, 3)
+    assert judge((1, 2, 3), (1, 5, 3)) == (1, 2)
+    assert judge((1, 2, 3), (7,)) == (0, 1)
+    assert judge((1, 2, 3), ()) == (0, 0)
+
+
+def test_a_sequence_is_told_by_its_own_guesses_and_a_new_one_by_those_of_all():
+    chances, wrong, right = DraftChances(), Judgements(), Judgements()
+    draft = Draft("a", (1, 2), "some", 4)
+    assert chances.of(wrong, draft) == pytest.approx(0.5)
+    for _ in range(30):
+        chances.learn(wrong, draft, (9,))
+    assert chances.of(wrong, draft) < 0.03
+    assert chances.of(Judgements(), draft) < 0.1
+    assert chances.of(wrong, Draft("a", (1,), "other", 4)) == pytest.approx(0.5)
+    assert chances.of(wrong, Draft("a", (1,), "some", 40)) == pytest.approx(0.5)
+    for _ in range(30):
+        chances.learn(right, draft, (1, 2, 3))
+    assert chances.of(right, draft) == 0.98
+    assert chances.of(wrong, draft) < 0.15
+
+
+class Guessing:
+    """Guesses the golden tokens, or only wrong ones."""
+
+    def __init__(self) -> None:
+        self.right = False
+
+    def draft(self, req, known, window=None) -> tuple[int, ...]:
+        coming = golden(req.prompt, known + 8, 11, req.sampling, req.choice, window)[known:]
+        return coming if self.right else tuple((token + 1) % 11 for token in coming)
+
+
+def test_wrong_guesses_are_soon_not_computed_and_right_ones_are_again(monkeypatch):
+    """Also: what a guess is worth is found out without computing it."""
+    guessing = Guessing()
+    harness = Harness(config(weigh_drafts=True, max_model_len=256, num_blocks=128, max_num_batched_tokens=64), guessing)
+    monkeypatch.setattr(StepTimes, "of", lambda *_: 0.01)
+    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: 0.002)
+    harness.submit(request("a", max_tokens=200))
+    widths = [sum(len(row.drafts) for row in harness.step().rows) for _ in range(30)]
+    assert max(widths) > 0
+    assert widths[-10:] == [0] * 10
+    guessing.right = True
+    widths = [sum(len(row.drafts) for row in harness.step().rows) for _ in range(20)]
+    assert widths[-1] == 8
+    harness.drain()

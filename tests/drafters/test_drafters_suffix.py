@@ -1,0 +1,107 @@
+"""Guesses from what a sequence, and earlier answers, repeat."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.contract.plan import Draftable
+from penstock.drafters import SuffixDrafter, suffix_drafter
+from penstock.drafters.suffix_index import GRAM, SuffixIndex
+
+
+def longest(tokens, query) -> int:
+    """The most tokens at the end of `query` that stand somewhere in `tokens`, before their end if they are the same."""
+    best = 0
+    for end in range(1, len(tokens) + (tokens is not query)):
+        length = 0
+        while length < min(end, len(query)) and tokens[end - length - 1] == query[-length - 1]:
+            length += 1
+        best = max(best, length)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_match_is_a_longest_one_where_few_places_agree(seed):
+    rng = random.Random(seed)
+    stem = [rng.randrange(300) for _ in range(200)]
+    tokens = [*stem, *(rng.randrange(300) for _ in range(20)), *stem[50 : 50 + rng.randrange(2, 60)]]
+    index = SuffixIndex()
+    index.extend(tokens)
+    found = index.match(index.tokens)
+    assert found is not None
+    assert found.length == longest(index.tokens, index.tokens) >= GRAM
+    assert tokens[found.end - found.length : found.end] == tokens[len(tokens) - found.length :]
+    assert found.end < len(tokens)
+
+
+def test_tokens_are_taken_in_one_by_one_as_all_at_once():
+    rng = random.Random(3)
+    tokens = [rng.randrange(4) for _ in range(300)]
+    whole, grown = SuffixIndex(), SuffixIndex()
+    whole.extend(tokens)
+    for count, token in enumerate(tokens, start=1):
+        grown.extend([token])
+        assert (grown.match(grown.tokens) is None) == (longest(grown.tokens, grown.tokens) < GRAM), count
+    assert whole.match(whole.tokens) == grown.match(grown.tokens)
+
+
+def test_what_is_looked_for_may_be_another_sequence():
+    index = SuffixIndex()
+    index.extend([1, 2, 3, 4, 5, 6])
+    assert index.match([9, 3, 4]) == (4, 2)
+    assert index.match([2, 3, 4]) == (4, 3)
+    assert index.match([4]) is None
+    assert index.match([5, 6]) == (6, 2)
+    assert index.after(6, 3) == ()
+
+
+def test_a_loop_is_guessed_beyond_what_it_has_said():
+    index = SuffixIndex()
+    index.extend([7, 1, 2, 3, 1, 2, 3, 1, 2])
+    found = index.match(index.tokens)
+    assert index.after(found.end, 7) == (3, 1, 2, 3, 1, 2, 3)
+
+
+def ask(drafter, seq_id, tokens, most=8, prompt_tokens=0, scope=""):
+    return drafter.draft(Draftable(seq_id, tokens, most, prompt_tokens, scope))
+
+
+def test_a_sequence_goes_on_as_it_did_before():
+    draft = ask(SuffixDrafter(), "a", [5, 6, 7, 8, 9, 1, 5, 6], most=3)
+    assert (draft.seq_id, draft.tokens, draft.drafter, draft.evidence) == ("a", (7, 8, 9), "suffix", 2)
+    assert ask(SuffixDrafter(), "a", [1, 2, 3, 4]) is None
+
+
+def test_earlier_answers_count_for_the_same_caller_alone_and_prompts_do_not():
+    drafter = SuffixDrafter()
+    ask(drafter, "first", [50, 51, 52, 1, 2, 3, 4, 5, 6], prompt_tokens=3, scope="mine")
+    drafter.forget("first")
+    assert ask(drafter, "second", [9, 2, 3], most=2, scope="mine").tokens == (4, 5)
+    assert ask(drafter, "second", [9, 2, 3], most=2, scope="mine").drafter == "recent"
+    assert ask(drafter, "third", [9, 2, 3], scope="others") is None
+    assert ask(drafter, "fourth", [9, 50, 51], scope="mine") is None
+
+
+def test_more_of_a_match_in_the_sequence_itself_counts_more():
+    drafter = SuffixDrafter()
+    ask(drafter, "first", [1, 2, 3, 4, 5], scope="mine")
+    drafter.forget("first")
+    assert ask(drafter, "second", [8, 1, 2, 7, 7, 8, 1, 2], most=1, scope="mine").tokens == (7,)
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(suffix_drafter, "_REMEMBERED", 100)
+    monkeypatch.setattr(suffix_drafter, "_CALLERS", 3)
+    monkeypatch.setattr(suffix_drafter, "_LONGEST_INDEXED", 50)
+    drafter, rng = SuffixDrafter(), random.Random(1)
+    for number in range(60):
+        name, scope = f"seq {number}", f"scope {number % 5}"
+        ask(drafter, name, [rng.randrange(1000) for _ in range(80)], scope=scope)
+        assert len(drafter._live[name].index.tokens) == 50
+        drafter.forget(name)
+        drafter.forget(name)  # no error
+        assert len(drafter._live) == 0
+        assert len(drafter._recent) <= 3
+        assert all(len(recent.tokens) <= 200 for recent in drafter._recent.values())
