@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
-from penstock.models.rope_config import read_rope
+from penstock.models.rope_config import read_rope, without_image_axes
 from penstock.nn.operations import Attend, Norm, Rotate
 from penstock.nn.rope import (
     FrequencyFactors,
@@ -87,6 +87,9 @@ class NoTensors:
         raise TouchedError
 
     def split_rows(self, name, shape, parts):
+        raise TouchedError
+
+    def shape(self, name):
         raise TouchedError
 
     def differ(self, first, second):
@@ -187,7 +190,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
         "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
         " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
         " olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
-        " qwen3_moe, qwen3_next, roberta, smollm3, starcoder2, xlm_roberta"
+        " qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe, roberta, smollm3, starcoder2, xlm_roberta"
     )
     assert known in str(error)
 
@@ -366,6 +369,17 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_next", "mlp_only_layers", "all"),
         ("qwen3_next", "norm_topk_prob", 1),
         ("qwen3_next", "linear_num_value_heads", 17),
+        ("qwen3_vl", "text_config", 3),
+        ("qwen3_vl", "use_sliding_window", True),
+        ("qwen3_vl", "hidden_act", "gelu"),
+        ("qwen3_vl", "attention_bias", 1),
+        ("qwen3_vl", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen3_vl_moe", "text_config", 3),
+        ("qwen3_vl_moe", "norm_topk_prob", False),
+        ("qwen3_vl_moe", "use_sliding_window", True),
+        ("qwen3_vl_moe", "num_experts", 0),
+        ("qwen3_vl_moe", "num_experts_per_tok", 61),
+        ("qwen3_vl_moe", "mlp_only_layers", 1),
         ("lfm2", "layer_types", ["conv", "conv"]),
         ("lfm2", "layer_types", ["conv", "sliding_attention"]),
         ("lfm2", "full_attn_idxs", []),
@@ -575,6 +589,29 @@ def test_heads_are_rotated_in_part_where_the_family_says_so():
     assert read_rope(ConfigReader({}, FILE), head_dim=8, max_positions=128, partial=True) == Rope(1e4)
 
 
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"type": "mrope", "mrope_section": [1, 2, 1]}, Rope(1e6)),
+        ({"rope_type": "default", "type": "default", "mrope_section": [2, 1, 1]}, Rope(1e6)),
+        ({"rope_type": "default", "mrope_interleaved": True, "mrope_section": [2, 1, 1]}, Rope(1e6)),
+        ({"type": "linear", "factor": 2.0, "mrope_section": [1, 2, 1]}, Rope(1e6, LinearScaling(2.0))),
+    ],
+)
+def test_which_pairs_turn_by_which_axis_of_an_image_is_nothing_to_text(spelling, section, expected):
+    reader = without_image_axes(ConfigReader({"rope_theta": 1e6, spelling: section}, FILE))
+    assert read_rope(reader, head_dim=8, max_positions=128) == expected
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_rotary_embedding_of_a_model_that_sees_is_refused_as_any_other(key):
+    for section, refused in ((3, key), ({"rope_type": "mrope", "beta": 1}, f"{key}.beta")):
+        with pytest.raises(ModelFileError) as caught:
+            read_rope(without_image_axes(ConfigReader({key: section}, FILE)), head_dim=8, max_positions=128)
+        assert caught.value.key == refused
+
+
 @pytest.mark.parametrize("value", [0, 0.1, 1.5, -1, "half", math.nan])
 def test_a_share_of_a_head_that_cannot_be_rotated_is_refused(value):
     for config, key in (
@@ -676,6 +713,10 @@ def test_each_layer_has_the_window_that_its_config_says(family, changes, windows
     assert seen.shape.max_positions == 8192, "a window caps what a layer sees, not the context"
 
 
+MADE_BY = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+"""The family whose layers a family's text part has, where its file only says in what the two differ."""
+
+
 def config_seen(monkeypatch, config):
     """What a family of the shared decoder read, before it asks for a tensor."""
     seen = []
@@ -684,7 +725,8 @@ def config_seen(monkeypatch, config):
         seen.append(config)
         raise TouchedError
 
-    monkeypatch.setattr(f"penstock.models.{config['model_type']}.DecoderParts", parts)
+    made_by = MADE_BY.get(config["model_type"], config["model_type"])
+    monkeypatch.setattr(f"penstock.models.{made_by}.DecoderParts", parts)
     with pytest.raises(TouchedError):
         load(config, NoTensors(), FILE)
     return seen[0]
@@ -694,7 +736,7 @@ def config_seen(monkeypatch, config):
     "family",
     [
         *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
+        *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "smollm3", "starcoder2"),
     ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
@@ -703,10 +745,13 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     config = {key: value for key, value in config_of(family).items() if key != "rms_norm_eps"}
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
-    theirs = AutoConfig.for_model(family, **sizes)
+    theirs = whole = AutoConfig.for_model(family, **sizes)
+    if family in MADE_BY:  # what sees has a config too, and the whole says whether embeddings are tied
+        whole = AutoConfig.for_model(family, text_config=sizes)
+        theirs = whole.text_config
     eps = {"starcoder2": "norm_epsilon", "lfm2": "norm_eps"}.get(family, "rms_norm_eps")
     assert ours.eps == getattr(theirs, eps)
-    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.tied == whole.tie_word_embeddings
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.shape.head_dim == head_dim
     rope = theirs.rope_parameters

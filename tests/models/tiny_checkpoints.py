@@ -733,6 +733,38 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
 
+
+def _by_axes(variant: dict[str, Any], *pairs: int) -> dict[str, Any]:
+    """A variant with so many pairs of a head for each axis of an image."""
+    rope = {**_DEFAULT_ROPE, **variant.get("rope_parameters", {}), "mrope_section": list(pairs)}
+    return {**variant, "rope_parameters": rope}
+
+
+_CONFIGS["qwen3_vl"] = {  # all with a vision part beside it
+    "wide_heads_tied": _by_axes(_CONFIGS["qwen3"]["wide_heads_tied"], 4, 3, 3),
+    "one_to_one_untied_biases_yarn": {
+        **_by_axes(_CONFIGS["qwen3"]["one_to_one_tied_yarn"], 4, 4, 4),
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+    },
+    "all_to_one_narrow_heads": _by_axes(_CONFIGS["qwen3"]["all_to_one_narrow_heads"], 2, 2, 1),
+}
+_CONFIGS["qwen3_vl_moe"] = {
+    "wide_heads_untied_unused_experts": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["wide_heads_tied_unused_experts"], 4, 3, 3),
+        "tie_word_embeddings": False,
+    },
+    "one_to_one_biases_every_expert_in_every_other_layer": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["one_to_one_biases_every_expert_in_every_other_layer"], 6, 3, 3),
+        "norm_topk_prob": True,
+    },
+    "all_to_one_narrow_heads_dense_last": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["all_to_one_narrow_heads_window_dense_last"], 1, 2, 2),
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
+    },
+}
+
 _DEEPSEEK_YARN = {**_YARN, "rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 0.707}
 _CONFIGS["deepseek_v2"] = {
     "query_latent_groups_yarn": {
@@ -863,13 +895,14 @@ _UNUSED_EXPERTS = {
     ("qwen3_5_moe_text", "wide_heads_every_fourth_experts"): 3,
     ("qwen3_5_moe", "wide_heads_every_fourth_experts"): 3,
     ("qwen3_next", "wide_heads_every_fourth_some_experts"): 3,
+    ("qwen3_vl_moe", "wide_heads_untied_unused_experts"): 3,
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
 _BY_CLASS, _CLASSES = (
     (
         *("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
-        "qwen3_next",
+        *("qwen3_next", "qwen3_vl_moe"),
     ),
     4,
 )
@@ -879,11 +912,18 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 """The variants that there are of each family."""
 
 
-_LATER = {"deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+_LATER = {
+    *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+    *("qwen3_vl", "qwen3_vl_moe"),
+}
 """Families of which every test in `make test` looks at one variant."""
 
 _SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
 """Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
+
+
+_WHOLE_ALONE = {"qwen3_vl", "qwen3_vl_moe"}
+"""Those that see images and whose text part transformers computes with what they see beside it alone."""
 
 
 def cases(pairs: Sequence[tuple[str, str]] | None = None, *, every: bool = False) -> list[Any]:
@@ -933,7 +973,7 @@ def write_checkpoint(
             AutoModelForImageTextToText,
             {"text_config": settings, **_TINY_TOWERS, "tie_word_embeddings": tied},
         )
-    if family in ("qwen3_5", "qwen3_5_moe"):
+    if family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"):
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
         settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
@@ -1020,10 +1060,12 @@ def forget_references() -> None:
 
 @functools.lru_cache(maxsize=2)
 def _reference(directory: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    family = json.loads((directory / "config.json").read_text())["model_type"]
+    kind = AutoModelForImageTextToText if family in _WHOLE_ALONE else AutoModelForCausalLM
     # by default experts are one grouped product, which refuses widths that are no multiple of 16 bytes
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
+    return kind.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

@@ -45,6 +45,8 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3_5_text": "qwen35",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
+    "qwen3_vl_text": "qwen3vl",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
