@@ -189,8 +189,9 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     known = (
         "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
         " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
-        " olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
-        " qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe, roberta, smollm3, starcoder2, xlm_roberta"
+        " olmo2, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
+        " qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe,"
+        " roberta, smollm3, starcoder2, xlm_roberta"
     )
     assert known in str(error)
 
@@ -369,6 +370,12 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_next", "mlp_only_layers", "all"),
         ("qwen3_next", "norm_topk_prob", 1),
         ("qwen3_next", "linear_num_value_heads", 17),
+        ("qwen2_vl", "text_config", 3),
+        ("qwen2_vl", "head_dim", 20),
+        ("qwen2_vl", "use_sliding_window", "no"),
+        ("qwen2_5_vl", "text_config", 3),
+        ("qwen2_5_vl", "head_dim", 20),
+        ("qwen2_5_vl", "layer_types", ["full_attention", "sliding_attention"]),
         ("qwen3_vl", "text_config", 3),
         ("qwen3_vl", "use_sliding_window", True),
         ("qwen3_vl", "hidden_act", "gelu"),
@@ -685,6 +692,8 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("phi3", {}, (None, None)),
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("qwen2_vl", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
+        ("qwen2_5_vl", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 1}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
         ("mixtral", {}, (None, None)),
         ("mixtral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
@@ -713,7 +722,7 @@ def test_each_layer_has_the_window_that_its_config_says(family, changes, windows
     assert seen.shape.max_positions == 8192, "a window caps what a layer sees, not the context"
 
 
-MADE_BY = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+MADE_BY = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 """The family whose layers a family's text part has, where its file only says in what the two differ."""
 
 
@@ -736,7 +745,7 @@ def config_seen(monkeypatch, config):
     "family",
     [
         *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "smollm3", "starcoder2"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "smollm3", "starcoder2"),
     ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):

@@ -101,6 +101,10 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     ("qwen3_next", "all_to_one_one_key_head_some_experts"): {"mlp_only_layers": []},
+    ("qwen2_vl", "shared_keys_tied"): {},
+    ("qwen2_vl", "one_to_one_untied_linear"): {},
+    ("qwen2_5_vl", "shared_keys_untied_yarn"): {},
+    ("qwen2_5_vl", "all_to_one_window"): {"use_sliding_window": False},
     ("qwen3_vl", "wide_heads_tied"): {},
     ("qwen3_vl", "one_to_one_untied_biases_yarn"): {"attention_bias": False},
     ("qwen3_vl", "all_to_one_narrow_heads"): {},
@@ -135,6 +139,8 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
     "qwen3_vl_moe": "qwen3vlmoe",
 }
@@ -504,7 +510,8 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if "mrope_section" in rope and config["model_type"] not in HYBRID:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
-        writer.add_num_deepstack_layers(config["deepstack"])
+        if config["model_type"].startswith("qwen3"):
+            writer.add_num_deepstack_layers(config["deepstack"])
     if config["model_type"] == "qwen3_vl_moe":
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     experts = config.get("num_local_experts") or config.get("num_experts")
@@ -658,6 +665,7 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("smollm3", "attention.scale", 0.5),
         ("starcoder2", "attention.sliding_window", 16),
         ("starcoder2", "attention.layer_norm_rms_epsilon", 1e-6),
+        ("qwen2vl", "attention.sliding_window", 16),
         ("qwen3vl", "attention.sliding_window", 16),
         ("qwen3vlmoe", "attention.sliding_window", 16),
         ("lfm2", "attention.head_count_kv", [0, 0]),

@@ -18,6 +18,7 @@ from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
 
 EXPERTS = ("qwen3_vl_moe", "wide_heads_untied_unused_experts")
+PLAIN = [("qwen2_vl", "shared_keys_tied"), ("qwen2_5_vl", "one_to_one_tied"), ("qwen3_vl", "wide_heads_tied")]
 
 
 def logits(directory: Path) -> torch.Tensor:
@@ -61,9 +62,9 @@ def test_of_experts_as_wide_as_the_stream_it_is_known_how_they_lie(tmp_path, hid
     assert torch.equal(logits(directory), outputs_first)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl"])
-def test_a_config_and_tensors_may_lie_flat_beside_what_sees(tmp_path, family):
-    directory = write_checkpoint(tmp_path, family, "wide_heads_tied")
+@pytest.mark.parametrize(("family", "variant"), PLAIN)
+def test_a_config_and_tensors_may_lie_flat_beside_what_sees(tmp_path, family, variant):
+    directory = write_checkpoint(tmp_path, family, variant)
     nested = logits(directory)
     config = json.loads((directory / "config.json").read_text())
     flat = config.pop("text_config") | config
@@ -76,9 +77,9 @@ def flat_name(name: str) -> str:
     return name.removeprefix("model.") if "visual." in name else name.replace("language_model.", "")
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl"])
-def test_what_sees_is_left_out_by_name(tmp_path, family):
-    directory = write_checkpoint(tmp_path, family, "wide_heads_tied")
+@pytest.mark.parametrize(("family", "variant"), PLAIN)
+def test_what_sees_is_left_out_by_name(tmp_path, family, variant):
+    directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
     binder = Binder(files.source, torch.float32, "cpu", str(directory))
     load(files.config, binder, str(directory))

@@ -204,6 +204,7 @@ _TINY_QWEN_VISION = {
     "out_hidden_size": 16,
     "num_position_embeddings": 16,
 }
+_TINY_QWEN2_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
 
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {
@@ -749,6 +750,29 @@ _CONFIGS["qwen3_vl"] = {  # all with a vision part beside it
     },
     "all_to_one_narrow_heads": _by_axes(_CONFIGS["qwen3"]["all_to_one_narrow_heads"], 2, 2, 1),
 }
+_CONFIGS["qwen2_vl"] = {
+    "shared_keys_tied": {
+        **{key: value for key, value in _WIDE_HEADS.items() if key != "head_dim"},
+        "intermediate_size": 88,
+        "tie_word_embeddings": True,
+        "rope_parameters": {**_DEFAULT_ROPE, "mrope_section": [1, 2, 1]},
+    },
+    "one_to_one_untied_linear": {
+        **_ONE_TO_ONE,
+        "intermediate_size": 56,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0, "mrope_section": [1, 2, 2]},
+    },
+    "all_to_one_window": _by_axes(_CONFIGS["qwen2"]["all_to_one_window"], 4, 5, 3),
+}
+_CONFIGS["qwen2_5_vl"] = {
+    "shared_keys_untied_yarn": {
+        **_CONFIGS["qwen2_vl"]["shared_keys_tied"],
+        "tie_word_embeddings": False,
+        "rope_parameters": {**_YARN, "mrope_section": [2, 1, 1]},
+    },
+    "one_to_one_tied": {**_by_axes({**_ONE_TO_ONE, "intermediate_size": 56}, 1, 2, 2), "tie_word_embeddings": True},
+    "all_to_one_window": _CONFIGS["qwen2_vl"]["all_to_one_window"],
+}
 _CONFIGS["qwen3_vl_moe"] = {
     "wide_heads_untied_unused_experts": {
         **_by_axes(_CONFIGS["qwen3_moe"]["wide_heads_tied_unused_experts"], 4, 3, 3),
@@ -914,7 +938,7 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 
 _LATER = {
     *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-    *("qwen3_vl", "qwen3_vl_moe"),
+    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 }
 """Families of which every test in `make test` looks at one variant."""
 
@@ -922,7 +946,7 @@ _SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
 """Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
 
 
-_WHOLE_ALONE = {"qwen3_vl", "qwen3_vl_moe"}
+_WHOLE_ALONE = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
 """Those that see images and whose text part transformers computes with what they see beside it alone."""
 
 
@@ -973,9 +997,10 @@ def write_checkpoint(
             AutoModelForImageTextToText,
             {"text_config": settings, **_TINY_TOWERS, "tie_word_embeddings": tied},
         )
-    if family in ("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"):
+    if family in ("qwen3_5", "qwen3_5_moe", *_WHOLE_ALONE):
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
-        settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
+        vision = _TINY_QWEN2_VISION if family == "qwen2_vl" else _TINY_QWEN_VISION
+        settings = {"text_config": settings, "vision_config": vision, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
     randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     if family.startswith("gemma4"):
@@ -1006,7 +1031,8 @@ def write_letters(directory: Path, count: int) -> None:
 def write_lettered(directory: Path, family: str, variant: str, **changes: Any) -> Path:
     """A checkpoint as `write_checkpoint`, with a tokenizer of letters for its whole vocabulary."""
     write_checkpoint(directory, family, variant, **changes)
-    write_letters(directory, json.loads((directory / "config.json").read_text())["vocab_size"])
+    config = json.loads((directory / "config.json").read_text())
+    write_letters(directory, config.get("text_config", config)["vocab_size"])
     return directory
 
 

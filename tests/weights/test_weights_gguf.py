@@ -369,6 +369,7 @@ WITHOUT_DIALECT = {
     "mixtral",
     "gemma3_text",
     "gemma4_text",
+    "qwen2_5_vl",
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "deepseek_v3",
@@ -376,7 +377,7 @@ WITHOUT_DIALECT = {
     "roberta",
     "xlm_roberta",
 }
-"""Families that are read as another: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
+"""Families that are read as another: llama, gemma3, gemma4, qwen2_vl, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
 
 Or not from GGUF.
 """
