@@ -114,6 +114,7 @@ HYBRID = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "deepseek_v2": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"], "num_experts_per_tok": 2},
     "deepseek_v3": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"]},
+    "mistral3": {"text_config": LLAMA_LIKE},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
@@ -188,7 +189,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     assert error.key == "model_type"
     known = (
         "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
-        " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
+        " granitemoehybrid, lfm2, llama, mistral, mistral3, mixtral, modernbert,"
         " olmo2, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
         " qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe,"
         " roberta, smollm3, starcoder2, xlm_roberta"
@@ -370,6 +371,8 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_next", "mlp_only_layers", "all"),
         ("qwen3_next", "norm_topk_prob", 1),
         ("qwen3_next", "linear_num_value_heads", 17),
+        ("mistral3", "text_config", 3),
+        ("mistral3", "tie_word_embeddings", 1),
         ("qwen2_vl", "text_config", 3),
         ("qwen2_vl", "head_dim", 20),
         ("qwen2_vl", "use_sliding_window", "no"),
@@ -722,7 +725,13 @@ def test_each_layer_has_the_window_that_its_config_says(family, changes, windows
     assert seen.shape.max_positions == 8192, "a window caps what a layer sees, not the context"
 
 
-MADE_BY = {"qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+MADE_BY = {
+    "mistral3": "mistral",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
 """The family whose layers a family's text part has, where its file only says in what the two differ."""
 
 
@@ -834,6 +843,23 @@ GEMMA3_SECTIONS = [
     ({"text_config": {"final_logit_softcapping": 30.0}}, "text_config.final_logit_softcapping"),
     ({"text_config": {"rope_scaling": {"rope_type": "linear"}}}, "text_config.rope_scaling.factor"),
 ]
+
+
+def test_the_text_model_of_ministral_3_is_refused_by_its_name():
+    error = refusal(config_of("mistral3", text_config={**LLAMA_LIKE, "model_type": "ministral3"}))
+    assert error.key == "text_config.model_type"
+    assert "'ministral3' is not implemented; only 'mistral'" in str(error)
+
+
+def test_embeddings_of_a_mistral3_are_tied_unless_its_config_says_otherwise(monkeypatch):
+    from transformers import AutoConfig
+
+    assert AutoConfig.for_model("mistral3").tie_word_embeddings is True
+    for beside, inside, tied in ((None, None, True), (False, None, False), (True, False, False), (None, False, False)):
+        text = {**LLAMA_LIKE, "tie_word_embeddings": inside}
+        assert (
+            config_seen(monkeypatch, config_of("mistral3", text_config=text, tie_word_embeddings=beside)).tied is tied
+        )
 
 
 @pytest.mark.parametrize(("config", "key"), GEMMA3_SECTIONS)

@@ -750,6 +750,14 @@ _CONFIGS["qwen3_vl"] = {  # all with a vision part beside it
     },
     "all_to_one_narrow_heads": _by_axes(_CONFIGS["qwen3"]["all_to_one_narrow_heads"], 2, 2, 1),
 }
+_CONFIGS["mistral3"] = {
+    "wide_heads_untied_no_window": _CONFIGS["mistral"]["wide_heads_no_window"],
+    "one_to_one_tied_linear": {
+        **_CONFIGS["mistral"]["one_to_one_tied_large_window"],
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e9, "factor": 2.5},
+    },
+    "all_to_one_small_window": {**_CONFIGS["mistral"]["all_to_one_small_window"], "sliding_window": 33},
+}
 _CONFIGS["qwen2_vl"] = {
     "shared_keys_tied": {
         **{key: value for key, value in _WIDE_HEADS.items() if key != "head_dim"},
@@ -938,7 +946,7 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 
 _LATER = {
     *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-    *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
 }
 """Families of which every test in `make test` looks at one variant."""
 
@@ -946,7 +954,7 @@ _SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
 """Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
 
 
-_WHOLE_ALONE = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
+_WHOLE_ALONE = {"mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
 """Those that see images and whose text part transformers computes with what they see beside it alone."""
 
 
@@ -987,17 +995,21 @@ def write_checkpoint(
         settings |= {"n_positions": 512, **_IDS}
     else:
         settings = {**_SIZES, "rope_parameters": dict(_DEFAULT_ROPE), **settings}
+    kind = AutoModelForCausalLM
+    if family == "mistral3":
+        kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
+        text, tower = {**settings, "model_type": "mistral"}, {**_TINY_VISION, "head_dim": 8}
+        settings = {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
     if family == "gemma3":
         tied = settings.get("tie_word_embeddings", True)
         settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
-    kind = AutoModelForCausalLM
     if family == "gemma4":
         tied = settings.get("tie_word_embeddings", True)
         kind, settings = (
             AutoModelForImageTextToText,
             {"text_config": settings, **_TINY_TOWERS, "tie_word_embeddings": tied},
         )
-    if family in ("qwen3_5", "qwen3_5_moe", *_WHOLE_ALONE):
+    if family in ("qwen3_5", "qwen3_5_moe", *_WHOLE_ALONE) and family != "mistral3":
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
         vision = _TINY_QWEN2_VISION if family == "qwen2_vl" else _TINY_QWEN_VISION
         settings = {"text_config": settings, "vision_config": vision, "tie_word_embeddings": tied}

@@ -366,6 +366,7 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
 
 WITHOUT_DIALECT = {
     "mistral",
+    "mistral3",
     "mixtral",
     "gemma3_text",
     "gemma4_text",
