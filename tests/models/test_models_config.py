@@ -192,7 +192,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
         " granitemoehybrid, lfm2, llama, mistral, mistral3, mixtral, modernbert,"
         " olmo2, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
         " qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe,"
-        " roberta, smollm3, starcoder2, xlm_roberta"
+        " roberta, seed_oss, smollm3, starcoder2, xlm_roberta"
     )
     assert known in str(error)
 
@@ -400,6 +400,11 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("lfm2", "block_ffn_dim_multiplier", -1.0),
         ("lfm2", "block_ff_dim", 0),
         ("lfm2", "tie_embedding", 1),
+        ("seed_oss", "hidden_act", "gelu"),
+        ("seed_oss", "attention_bias", 1),
+        ("seed_oss", "attention_out_bias", "no"),
+        ("seed_oss", "mlp_bias", 0),
+        ("seed_oss", "layer_types", ["full_attention", "sliding_attention"]),
         ("smollm3", "hidden_act", "gelu"),
         ("smollm3", "attention_bias", 1),
         ("smollm3", "mlp_bias", "no"),
@@ -754,7 +759,17 @@ def config_seen(monkeypatch, config):
     "family",
     [
         *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen2_vl", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "smollm3", "starcoder2"),
+        *(
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3",
+            "qwen3_moe",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "seed_oss",
+            "smollm3",
+            "starcoder2",
+        ),
     ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
@@ -1030,7 +1045,7 @@ KEYS = [
     "local_rope_theta",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
-    *("use_bias", "norm_epsilon"),
+    *("use_bias", "norm_epsilon", "attention_out_bias"),
     *("conv_L_cache", "conv_bias", "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"),
     *("block_auto_adjust_ff_dim", "norm_eps", "tie_embedding"),
     *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),

@@ -116,6 +116,9 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
     ("qwen3_vl_moe", "all_to_one_narrow_heads_dense_last"): {"mlp_only_layers": []},
     ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
     ("qwen2_moe", "one_to_one_no_biases_every_expert_in_every_other_layer"): {"decoder_sparse_step": 1},
+    ("seed_oss", "wide_heads_untied"): {},
+    ("seed_oss", "one_to_one_tied_other_biases_linear"): {},
+    ("seed_oss", "all_to_one_narrow_heads_yarn"): {},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -661,6 +664,7 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("gemma3", "rope.freq_base_swa", 0.0),
         ("olmo2", "attention.sliding_window", 16),
         ("olmo2", "attn_logit_softcapping", 30.0),
+        ("seed_oss", "attention.sliding_window", 16),
         ("smollm3", "attention.sliding_window", 16),
         ("smollm3", "attention.scale", 0.5),
         ("starcoder2", "attention.sliding_window", 16),

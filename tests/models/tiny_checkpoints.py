@@ -682,6 +682,30 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
+    "seed_oss": {
+        "wide_heads_untied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        },
+        "one_to_one_tied_other_biases_linear": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_narrow_heads_yarn": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "attention_out_bias": True,
+            "rope_parameters": _YARN,
+        },
+    },
     "smollm3": {
         "wide_heads_tied_small_window": {
             **_WIDE_HEADS,
@@ -946,7 +970,7 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 
 _LATER = {
     *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-    *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "seed_oss"),
 }
 """Families of which every test in `make test` looks at one variant."""
 

@@ -51,6 +51,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen3_next": "qwen3next",
     "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_vl_text": "qwen3vl",
+    "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
