@@ -190,7 +190,7 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     known = (
         "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
         " granitemoehybrid, lfm2, llama, mistral, mistral3, mixtral, modernbert,"
-        " olmo2, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
+        " olmo2, olmo3, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
         " qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe,"
         " roberta, seed_oss, smollm3, starcoder2, xlm_roberta"
     )
@@ -297,6 +297,11 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("olmo2", "hidden_act", "gelu"),
         ("olmo2", "attention_bias", "no"),
         ("olmo2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("olmo3", "hidden_act", "gelu"),
+        ("olmo3", "attention_bias", "no"),
+        ("olmo3", "sliding_window", 0),
+        ("olmo3", "sliding_window", None),
+        ("olmo3", "layer_types", ["sliding_attention"]),
         ("qwen3_moe", "num_experts", 0),
         ("qwen3_moe", "num_experts_per_tok", 129),
         ("qwen3_moe", "norm_topk_prob", 1),
@@ -687,6 +692,9 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("gemma4_text", {}, (512, None)),
         ("gemma4_text", {"sliding_window": 99, "layer_types": [FULL, FULL]}, (None, None)),
         ("olmo2", {"layer_types": [FULL, FULL]}, (None, None)),
+        ("olmo3", {}, (4096, 4096)),
+        ("olmo3", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("olmo3", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, (None, None)),
@@ -732,6 +740,7 @@ def test_each_layer_has_the_window_that_its_config_says(family, changes, windows
 
 MADE_BY = {
     "mistral3": "mistral",
+    "olmo3": "olmo2",
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
@@ -980,6 +989,27 @@ def test_layers_of_a_gemma4_read_the_keys_of_the_last_before_them_of_their_type(
     )
     assert [each.cache for each in program.operations() if isinstance(each, Attend)] == [0, 1, 2, 1, 2, 1]
     assert [cache.window for cache in program.caches] == [512, None, 512]
+
+
+def test_only_layers_of_an_olmo3_that_see_all_have_its_scaling_as_published_configs_spell_it():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config = config_of("olmo3", layer_types=[FULL, SLIDING], rope_scaling=yarn, rope_theta=5e5)
+    tables = [each.table for each in load(config, ZeroTensors(), FILE).operations() if isinstance(each, Rotate)]
+    scaled = Rope(5e5, YarnScaling(5e5, 4.0, 32), amplitude=yarn_temperature(4.0))
+    for table, rope in zip(tables, [scaled] * 2 + [Rope(5e5)] * 2, strict=True):
+        expected = RotaryTable.build(rope, 8, 128, torch.device("cpu"))
+        assert all(map(torch.equal, table.rows(torch.arange(128)), expected.rows(torch.arange(128))))
+
+
+def test_what_an_olmo3_config_leaves_out_has_the_default_of_transformers(monkeypatch):
+    from transformers import AutoConfig
+
+    config = {key: value for key, value in config_of("olmo3").items() if key not in ("rms_norm_eps", "model_type")}
+    ours = config_seen(monkeypatch, config_of("olmo3") | {"rms_norm_eps": None})
+    theirs = AutoConfig.for_model("olmo3", **config)
+    assert (ours.eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.rope == Rope(theirs.rope_parameters[FULL]["rope_theta"])
+    assert ours.windows == tuple(theirs.sliding_window if each == SLIDING else None for each in theirs.layer_types)
 
 
 def test_a_gemma2_config_may_turn_softcaps_off():

@@ -89,6 +89,18 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
             "beta_slow": 0.5,
         },
     },
+    ("olmo3", "wide_heads_untied_small_window_yarn"): {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    },
+    ("olmo3", "one_to_one_tied_biases_listed_windows"): {"attention_bias": False},
     ("qwen3_5_text", "wide_heads_every_fourth"): {},
     ("qwen3_5_text", "one_to_one_tied_biases_attention_first"): {},
     ("qwen3_5_text", "all_to_one_one_key_head"): {},
@@ -138,6 +150,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granitemoehybrid": "granitehybrid",
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
@@ -468,7 +481,10 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
     if "full_attention" in rope:
-        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        if config["model_type"] == "olmo3":
+            writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        else:
+            writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -509,7 +525,7 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config["model_type"] in ("gpt_oss", "mixtral") and config["sliding_window"]:
+    if config["model_type"] in ("gpt_oss", "mixtral", "olmo3") and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
     if "mrope_section" in rope and config["model_type"] not in HYBRID:
         writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
@@ -662,7 +678,7 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("gemma3", "attn_logit_softcapping", 30.0),
         ("gemma3", "attention.scale", 0.5),
         ("gemma3", "rope.freq_base_swa", 0.0),
-        ("olmo2", "attention.sliding_window", 16),
+        ("olmo2", "attention.sliding_window_pattern", [True, False]),
         ("olmo2", "attn_logit_softcapping", 30.0),
         ("seed_oss", "attention.sliding_window", 16),
         ("smollm3", "attention.sliding_window", 16),

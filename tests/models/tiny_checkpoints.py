@@ -475,6 +475,32 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         },
     },
+    "olmo3": {
+        "wide_heads_untied_small_window_yarn": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "rope_parameters": _two_ropes(**_YARN),
+        },
+        "one_to_one_tied_biases_listed_windows": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": _two_ropes(rope_theta=700.0),
+        },
+        "all_to_one_narrow_heads_linear": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": _two_ropes(rope_theta=700.0, rope_type="linear", factor=2.5),
+        },
+    },
     "phi3": {
         "partial_long": {  # longer than the pretraining before the first token is generated: the long factors
             **_ALL_TO_ONE,
@@ -970,7 +996,7 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 
 _LATER = {
     *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
-    *("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "seed_oss"),
+    *("mistral3", "olmo3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "seed_oss"),
 }
 """Families of which every test in `make test` looks at one variant."""
 

@@ -368,6 +368,7 @@ WITHOUT_DIALECT = {
     "mistral",
     "mistral3",
     "mixtral",
+    "olmo3",
     "gemma3_text",
     "gemma4_text",
     "qwen2_5_vl",
@@ -378,7 +379,7 @@ WITHOUT_DIALECT = {
     "roberta",
     "xlm_roberta",
 }
-"""Families that are read as another: llama, gemma3, gemma4, qwen2_vl, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
+"""Families that are read as another: llama, olmo2, gemma3, gemma4, qwen2_vl, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
 
 Or not from GGUF.
 """
