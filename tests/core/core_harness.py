@@ -348,7 +348,7 @@ class Harness:
             require(event.seq_id in self.requests, "events are about accepted sequences")
             require(event.seq_id not in self.finished, "nothing comes after Finished")
             if isinstance(event, DraftsJudged):
-                require(0 <= event.right <= event.count, "no more drafts are right than there were")
+                require(0 <= event.right <= event.drafts, "no more drafts are right than there were")
                 self.judged.append(event)
                 continue
             self.events[event.seq_id].append(event)

@@ -28,7 +28,7 @@ def test_a_row_ends_with_its_drafts_and_the_next_one_starts_behind_what_was_righ
     plan = harness.scheduler.plan((Draft("a", (tokens[1], tokens[2], wrong, 0)),))
     assert plan.rows == (Row(0, 3, 5, (1,), True, (tokens[1], tokens[2], wrong, 0)),)
     judged, *events = harness.scheduler.commit(plan, harness.runner.run(plan))
-    assert judged == DraftsJudged("a", "", count=4, right=2)
+    assert judged == DraftsJudged("a", "", drafts=4, right=2)
     assert [event.token for event in events] == [*tokens[1:4]]
     seq = harness.scheduler._seqs["a"]
     assert (seq.computed, seq.scheduled, seq.lease.sealed) == (6, 6, 1)
@@ -116,7 +116,7 @@ def test_a_failure_behind_right_drafts_comes_after_what_they_brought():
     scheduler.commit(plan, StepResult(0, (RowResult(0, (SampledToken(5),)),)))
     plan = scheduler.plan((Draft("a", (6, 7)),))
     events = scheduler.commit(plan, StepResult(1, (RowResult(0, (SampledToken(6),), failure="x"),)))
-    judged = DraftsJudged("a", "", count=2, right=1)
+    judged = DraftsJudged("a", "", drafts=2, right=1)
     assert events == (judged, Generated("a", 6, 0.0), Finished("a", FinishReason.ERROR, message="x"))
     scheduler.check()
 
@@ -133,7 +133,7 @@ def test_a_result_that_cannot_come_of_the_drafts_is_refused_and_changes_nothing(
     with pytest.raises(EngineFault, match="slot 0"):
         scheduler.commit(plan, StepResult(1, (RowResult(0, tuple(map(SampledToken, tokens)), failure=failure),)))
     judged, *events = scheduler.commit(plan, StepResult(1, (RowResult(0, (SampledToken(6), SampledToken(3))),)))
-    assert judged == DraftsJudged("a", "", count=2, right=1)
+    assert judged == DraftsJudged("a", "", drafts=2, right=1)
     assert [event.token for event in events] == [6, 3]
     scheduler.check()
 

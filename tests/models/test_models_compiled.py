@@ -270,6 +270,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
             ("qwen2_moe", "wide_heads_tied_unused_experts"),
             ("granite", "wide_heads_untied_factors"),
             ("smollm3", "all_to_one_biases_llama3_interval"),
+            ("qwen3_vl_moe", "wide_heads_untied_unused_experts"),
             ("starcoder2", "wide_heads_tied_small_window"),
             *HYBRID,
         ]

@@ -15,7 +15,7 @@ from penstock.kernels.attention_spec import AttentionSpec
 from penstock.models import load
 from penstock.models.config_reader import ConfigReader
 from penstock.models.families import families
-from penstock.models.rope_config import read_rope
+from penstock.models.rope_config import read_rope, without_image_axes
 from penstock.nn.operations import Attend, Norm, Rotate
 from penstock.nn.rope import (
     FrequencyFactors,
@@ -89,6 +89,9 @@ class NoTensors:
     def split_rows(self, name, shape, parts):
         raise TouchedError
 
+    def shape(self, name):
+        raise TouchedError
+
     def differ(self, first, second):
         raise TouchedError
 
@@ -111,6 +114,7 @@ HYBRID = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4},
     "deepseek_v2": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"], "num_experts_per_tok": 2},
     "deepseek_v3": {"num_key_value_heads": LLAMA_LIKE["num_attention_heads"]},
+    "mistral3": {"text_config": LLAMA_LIKE},
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5": {"text_config": {**LLAMA_LIKE, "layer_types": ["linear_attention", "full_attention"]}},
     "qwen3_5_moe_text": {"layer_types": ["linear_attention", "full_attention"]},
@@ -185,9 +189,10 @@ def test_an_unknown_model_type_is_refused_and_the_known_ones_listed(name):
     assert error.key == "model_type"
     known = (
         "bert, deepseek_v2, deepseek_v3, gemma2, gemma3, gemma3_text, gemma4, gemma4_text, gpt2, gpt_oss, granite,"
-        " granitemoehybrid, lfm2, llama, mistral, mixtral, modernbert,"
-        " olmo2, phi3, qwen2, qwen2_moe, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text, qwen3_5_text,"
-        " qwen3_moe, qwen3_next, roberta, smollm3, starcoder2, xlm_roberta"
+        " granitemoehybrid, lfm2, llama, mistral, mistral3, mixtral, modernbert,"
+        " olmo2, olmo3, phi3, qwen2, qwen2_5_vl, qwen2_moe, qwen2_vl, qwen3, qwen3_5, qwen3_5_moe, qwen3_5_moe_text,"
+        " qwen3_5_text, qwen3_moe, qwen3_next, qwen3_vl, qwen3_vl_moe,"
+        " roberta, seed_oss, smollm3, starcoder2, xlm_roberta"
     )
     assert known in str(error)
 
@@ -292,6 +297,11 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("olmo2", "hidden_act", "gelu"),
         ("olmo2", "attention_bias", "no"),
         ("olmo2", "layer_types", ["full_attention", "sliding_attention"]),
+        ("olmo3", "hidden_act", "gelu"),
+        ("olmo3", "attention_bias", "no"),
+        ("olmo3", "sliding_window", 0),
+        ("olmo3", "sliding_window", None),
+        ("olmo3", "layer_types", ["sliding_attention"]),
         ("qwen3_moe", "num_experts", 0),
         ("qwen3_moe", "num_experts_per_tok", 129),
         ("qwen3_moe", "norm_topk_prob", 1),
@@ -366,6 +376,25 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("qwen3_next", "mlp_only_layers", "all"),
         ("qwen3_next", "norm_topk_prob", 1),
         ("qwen3_next", "linear_num_value_heads", 17),
+        ("mistral3", "text_config", 3),
+        ("mistral3", "tie_word_embeddings", 1),
+        ("qwen2_vl", "text_config", 3),
+        ("qwen2_vl", "head_dim", 20),
+        ("qwen2_vl", "use_sliding_window", "no"),
+        ("qwen2_5_vl", "text_config", 3),
+        ("qwen2_5_vl", "head_dim", 20),
+        ("qwen2_5_vl", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen3_vl", "text_config", 3),
+        ("qwen3_vl", "use_sliding_window", True),
+        ("qwen3_vl", "hidden_act", "gelu"),
+        ("qwen3_vl", "attention_bias", 1),
+        ("qwen3_vl", "layer_types", ["full_attention", "sliding_attention"]),
+        ("qwen3_vl_moe", "text_config", 3),
+        ("qwen3_vl_moe", "norm_topk_prob", False),
+        ("qwen3_vl_moe", "use_sliding_window", True),
+        ("qwen3_vl_moe", "num_experts", 0),
+        ("qwen3_vl_moe", "num_experts_per_tok", 61),
+        ("qwen3_vl_moe", "mlp_only_layers", 1),
         ("lfm2", "layer_types", ["conv", "conv"]),
         ("lfm2", "layer_types", ["conv", "sliding_attention"]),
         ("lfm2", "full_attn_idxs", []),
@@ -376,6 +405,11 @@ def test_a_model_type_that_is_no_string_is_refused(value):
         ("lfm2", "block_ffn_dim_multiplier", -1.0),
         ("lfm2", "block_ff_dim", 0),
         ("lfm2", "tie_embedding", 1),
+        ("seed_oss", "hidden_act", "gelu"),
+        ("seed_oss", "attention_bias", 1),
+        ("seed_oss", "attention_out_bias", "no"),
+        ("seed_oss", "mlp_bias", 0),
+        ("seed_oss", "layer_types", ["full_attention", "sliding_attention"]),
         ("smollm3", "hidden_act", "gelu"),
         ("smollm3", "attention_bias", 1),
         ("smollm3", "mlp_bias", "no"),
@@ -575,6 +609,29 @@ def test_heads_are_rotated_in_part_where_the_family_says_so():
     assert read_rope(ConfigReader({}, FILE), head_dim=8, max_positions=128, partial=True) == Rope(1e4)
 
 
+@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"type": "mrope", "mrope_section": [1, 2, 1]}, Rope(1e6)),
+        ({"rope_type": "default", "type": "default", "mrope_section": [2, 1, 1]}, Rope(1e6)),
+        ({"rope_type": "default", "mrope_interleaved": True, "mrope_section": [2, 1, 1]}, Rope(1e6)),
+        ({"type": "linear", "factor": 2.0, "mrope_section": [1, 2, 1]}, Rope(1e6, LinearScaling(2.0))),
+    ],
+)
+def test_which_pairs_turn_by_which_axis_of_an_image_is_nothing_to_text(spelling, section, expected):
+    reader = without_image_axes(ConfigReader({"rope_theta": 1e6, spelling: section}, FILE))
+    assert read_rope(reader, head_dim=8, max_positions=128) == expected
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_a_rotary_embedding_of_a_model_that_sees_is_refused_as_any_other(key):
+    for section, refused in ((3, key), ({"rope_type": "mrope", "beta": 1}, f"{key}.beta")):
+        with pytest.raises(ModelFileError) as caught:
+            read_rope(without_image_axes(ConfigReader({key: section}, FILE)), head_dim=8, max_positions=128)
+        assert caught.value.key == refused
+
+
 @pytest.mark.parametrize("value", [0, 0.1, 1.5, -1, "half", math.nan])
 def test_a_share_of_a_head_that_cannot_be_rotated_is_refused(value):
     for config, key in (
@@ -635,6 +692,9 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("gemma4_text", {}, (512, None)),
         ("gemma4_text", {"sliding_window": 99, "layer_types": [FULL, FULL]}, (None, None)),
         ("olmo2", {"layer_types": [FULL, FULL]}, (None, None)),
+        ("olmo3", {}, (4096, 4096)),
+        ("olmo3", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("olmo3", {"sliding_window": None, "layer_types": [FULL, FULL]}, (None, None)),
         ("qwen2", {"sliding_window": 99}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
         ("qwen2", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 2}, (None, None)),
@@ -648,6 +708,8 @@ PLAIN = {"rope_parameters": {"rope_type": "default"}}
         ("phi3", {}, (None, None)),
         ("phi3", {"sliding_window": 99}, (99, 99)),
         ("qwen3", {"sliding_window": 99, "use_sliding_window": True, "layer_types": [FULL, SLIDING]}, (None, 99)),
+        ("qwen2_vl", {"sliding_window": 99, "use_sliding_window": True}, (None, None)),
+        ("qwen2_5_vl", {"sliding_window": 99, "use_sliding_window": True, "max_window_layers": 1}, (None, 99)),
         ("qwen3_moe", {"sliding_window": 99}, (None, None)),
         ("mixtral", {}, (None, None)),
         ("mixtral", {"sliding_window": 99, "layer_types": [FULL, SLIDING]}, (99, 99)),
@@ -676,6 +738,17 @@ def test_each_layer_has_the_window_that_its_config_says(family, changes, windows
     assert seen.shape.max_positions == 8192, "a window caps what a layer sees, not the context"
 
 
+MADE_BY = {
+    "mistral3": "mistral",
+    "olmo3": "olmo2",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+}
+"""The family whose layers a family's text part has, where its file only says in what the two differ."""
+
+
 def config_seen(monkeypatch, config):
     """What a family of the shared decoder read, before it asks for a tensor."""
     seen = []
@@ -684,7 +757,8 @@ def config_seen(monkeypatch, config):
         seen.append(config)
         raise TouchedError
 
-    monkeypatch.setattr(f"penstock.models.{config['model_type']}.DecoderParts", parts)
+    made_by = MADE_BY.get(config["model_type"], config["model_type"])
+    monkeypatch.setattr(f"penstock.models.{made_by}.DecoderParts", parts)
     with pytest.raises(TouchedError):
         load(config, NoTensors(), FILE)
     return seen[0]
@@ -694,7 +768,17 @@ def config_seen(monkeypatch, config):
     "family",
     [
         *("gemma2", "gpt_oss", "granite", "lfm2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe"),
-        *("qwen3", "qwen3_moe", "smollm3", "starcoder2"),
+        *(
+            "qwen2_vl",
+            "qwen2_5_vl",
+            "qwen3",
+            "qwen3_moe",
+            "qwen3_vl",
+            "qwen3_vl_moe",
+            "seed_oss",
+            "smollm3",
+            "starcoder2",
+        ),
     ],
 )
 def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family, monkeypatch):
@@ -703,10 +787,13 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     config = {key: value for key, value in config_of(family).items() if key != "rms_norm_eps"}
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
-    theirs = AutoConfig.for_model(family, **sizes)
+    theirs = whole = AutoConfig.for_model(family, **sizes)
+    if family in MADE_BY:  # what sees has a config too, and the whole says whether embeddings are tied
+        whole = AutoConfig.for_model(family, text_config=sizes)
+        theirs = whole.text_config
     eps = {"starcoder2": "norm_epsilon", "lfm2": "norm_eps"}.get(family, "rms_norm_eps")
     assert ours.eps == getattr(theirs, eps)
-    assert ours.tied == theirs.tie_word_embeddings
+    assert ours.tied == whole.tie_word_embeddings
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.shape.head_dim == head_dim
     rope = theirs.rope_parameters
@@ -780,6 +867,23 @@ GEMMA3_SECTIONS = [
     ({"text_config": {"final_logit_softcapping": 30.0}}, "text_config.final_logit_softcapping"),
     ({"text_config": {"rope_scaling": {"rope_type": "linear"}}}, "text_config.rope_scaling.factor"),
 ]
+
+
+def test_the_text_model_of_ministral_3_is_refused_by_its_name():
+    error = refusal(config_of("mistral3", text_config={**LLAMA_LIKE, "model_type": "ministral3"}))
+    assert error.key == "text_config.model_type"
+    assert "'ministral3' is not implemented; only 'mistral'" in str(error)
+
+
+def test_embeddings_of_a_mistral3_are_tied_unless_its_config_says_otherwise(monkeypatch):
+    from transformers import AutoConfig
+
+    assert AutoConfig.for_model("mistral3").tie_word_embeddings is True
+    for beside, inside, tied in ((None, None, True), (False, None, False), (True, False, False), (None, False, False)):
+        text = {**LLAMA_LIKE, "tie_word_embeddings": inside}
+        assert (
+            config_seen(monkeypatch, config_of("mistral3", text_config=text, tie_word_embeddings=beside)).tied is tied
+        )
 
 
 @pytest.mark.parametrize(("config", "key"), GEMMA3_SECTIONS)
@@ -887,6 +991,27 @@ def test_layers_of_a_gemma4_read_the_keys_of_the_last_before_them_of_their_type(
     assert [cache.window for cache in program.caches] == [512, None, 512]
 
 
+def test_only_layers_of_an_olmo3_that_see_all_have_its_scaling_as_published_configs_spell_it():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config = config_of("olmo3", layer_types=[FULL, SLIDING], rope_scaling=yarn, rope_theta=5e5)
+    tables = [each.table for each in load(config, ZeroTensors(), FILE).operations() if isinstance(each, Rotate)]
+    scaled = Rope(5e5, YarnScaling(5e5, 4.0, 32), amplitude=yarn_temperature(4.0))
+    for table, rope in zip(tables, [scaled] * 2 + [Rope(5e5)] * 2, strict=True):
+        expected = RotaryTable.build(rope, 8, 128, torch.device("cpu"))
+        assert all(map(torch.equal, table.rows(torch.arange(128)), expected.rows(torch.arange(128))))
+
+
+def test_what_an_olmo3_config_leaves_out_has_the_default_of_transformers(monkeypatch):
+    from transformers import AutoConfig
+
+    config = {key: value for key, value in config_of("olmo3").items() if key not in ("rms_norm_eps", "model_type")}
+    ours = config_seen(monkeypatch, config_of("olmo3") | {"rms_norm_eps": None})
+    theirs = AutoConfig.for_model("olmo3", **config)
+    assert (ours.eps, ours.tied) == (theirs.rms_norm_eps, theirs.tie_word_embeddings)
+    assert ours.rope == Rope(theirs.rope_parameters[FULL]["rope_theta"])
+    assert ours.windows == tuple(theirs.sliding_window if each == SLIDING else None for each in theirs.layer_types)
+
+
 def test_a_gemma2_config_may_turn_softcaps_off():
     off = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 64}
     specs, softcap = specs_and_softcap(config_of("gemma2", **off))
@@ -950,7 +1075,7 @@ KEYS = [
     "local_rope_theta",
     *("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
     *("decoder_sparse_step", "mlp_only_layers", "no_rope_layers", "no_rope_layer_interval"),
-    *("use_bias", "norm_epsilon"),
+    *("use_bias", "norm_epsilon", "attention_out_bias"),
     *("conv_L_cache", "conv_bias", "full_attn_idxs", "block_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier"),
     *("block_auto_adjust_ff_dim", "norm_eps", "tie_embedding"),
     *("full_attention_interval", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),

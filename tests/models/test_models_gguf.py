@@ -89,6 +89,18 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
             "beta_slow": 0.5,
         },
     },
+    ("olmo3", "wide_heads_untied_small_window_yarn"): {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    },
+    ("olmo3", "one_to_one_tied_biases_listed_windows"): {"attention_bias": False},
     ("qwen3_5_text", "wide_heads_every_fourth"): {},
     ("qwen3_5_text", "one_to_one_tied_biases_attention_first"): {},
     ("qwen3_5_text", "all_to_one_one_key_head"): {},
@@ -101,8 +113,24 @@ CASES: dict[tuple[str, str], dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     ("qwen3_next", "all_to_one_one_key_head_some_experts"): {"mlp_only_layers": []},
+    ("qwen2_vl", "shared_keys_tied"): {},
+    ("qwen2_vl", "one_to_one_untied_linear"): {},
+    ("qwen2_5_vl", "shared_keys_untied_yarn"): {},
+    ("qwen2_5_vl", "all_to_one_window"): {"use_sliding_window": False},
+    ("qwen3_vl", "wide_heads_tied"): {},
+    ("qwen3_vl", "one_to_one_untied_biases_yarn"): {"attention_bias": False},
+    ("qwen3_vl", "all_to_one_narrow_heads"): {},
+    ("qwen3_vl_moe", "wide_heads_untied_unused_experts"): {},
+    ("qwen3_vl_moe", "one_to_one_biases_every_expert_in_every_other_layer"): {
+        "decoder_sparse_step": 1,
+        "attention_bias": False,
+    },
+    ("qwen3_vl_moe", "all_to_one_narrow_heads_dense_last"): {"mlp_only_layers": []},
     ("qwen2_moe", "wide_heads_tied_unused_experts"): {"norm_topk_prob": False},
     ("qwen2_moe", "one_to_one_no_biases_every_expert_in_every_other_layer"): {"decoder_sparse_step": 1},
+    ("seed_oss", "wide_heads_untied"): {},
+    ("seed_oss", "one_to_one_tied_other_biases_linear"): {},
+    ("seed_oss", "all_to_one_narrow_heads_yarn"): {},
     ("smollm3", "wide_heads_tied_small_window"): {"use_sliding_window": False},
     ("smollm3", "one_to_one_untied_linear_list"): {
         "num_hidden_layers": 4,
@@ -122,10 +150,15 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "granitemoehybrid": "granitehybrid",
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
 }
 """What files call a family, where its name is another."""
 
@@ -138,6 +171,8 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     family = config["model_type"]
     architecture = ARCHITECTURES.get(family, family)
+    if "text_config" in config:
+        config, tensors = text_alone(config, tensors)
     writer = gguf.GGUFWriter(path, architecture)
     if predicting:
         writer.add_nextn_predict_layers(1)
@@ -168,6 +203,22 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def text_alone(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """As `Qwen3VLTextModel` and the like do: tensors of what sees left out, the others under a text model's names."""
+    text = {name.replace("language_model.", ""): each for name, each in tensors.items() if "visual." not in name}
+    found = {}
+    for name, each in text.items():
+        if name.endswith(".experts.gate_up_proj"):
+            halves = zip(("gate_proj", "up_proj"), each.chunk(2, dim=1), strict=True)
+            found |= {name.replace("gate_up_proj", f"{part}.weight"): half for part, half in halves}
+        else:
+            found[f"{name}.weight" if name.endswith(".experts.down_proj") else name] = each
+    deepstack = len(config["vision_config"].get("deepstack_visual_indexes", ()))
+    return {**config["text_config"], "model_type": config["model_type"], "deepstack": deepstack}, found
 
 
 def convert_gemma4(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -430,7 +481,10 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
     if "full_attention" in rope:
-        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+        if config["model_type"] == "olmo3":
+            writer.add_sliding_window_pattern([each == "sliding_attention" for each in config["layer_types"]])
+        else:
+            writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
         rope = rope["full_attention"]
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -471,8 +525,14 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
         if config["final_logit_softcapping"] is not None:
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if config["model_type"] in ("gpt_oss", "mixtral") and config["sliding_window"]:
+    if config["model_type"] in ("gpt_oss", "mixtral", "olmo3") and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
+    if "mrope_section" in rope and config["model_type"] not in HYBRID:
+        writer.add_rope_dimension_sections([*rope["mrope_section"], 0])
+        if config["model_type"].startswith("qwen3"):
+            writer.add_num_deepstack_layers(config["deepstack"])
+    if config["model_type"] == "qwen3_vl_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     experts = config.get("num_local_experts") or config.get("num_experts")
     if experts:
         writer.add_expert_count(experts)
@@ -598,6 +658,7 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm2": {"attention.head_count_kv": [0, 3], "shortconv.l_cache": 3},
     "granitehybrid": {"attention.head_count_kv": [0, 3], **_SSM},
     "deepseek2": _DEEPSEEK,
+    "qwen3vlmoe": _EXPERTS | {"expert_feed_forward_length": 8},
     "qwen35": _SSM,
     "qwen35moe": _SSM | _EXPERTS,
     "qwen3next": _SSM | _EXPERTS,
@@ -617,12 +678,16 @@ OF_HYBRIDS: dict[str, dict[str, Any]] = {
         ("gemma3", "attn_logit_softcapping", 30.0),
         ("gemma3", "attention.scale", 0.5),
         ("gemma3", "rope.freq_base_swa", 0.0),
-        ("olmo2", "attention.sliding_window", 16),
+        ("olmo2", "attention.sliding_window_pattern", [True, False]),
         ("olmo2", "attn_logit_softcapping", 30.0),
+        ("seed_oss", "attention.sliding_window", 16),
         ("smollm3", "attention.sliding_window", 16),
         ("smollm3", "attention.scale", 0.5),
         ("starcoder2", "attention.sliding_window", 16),
         ("starcoder2", "attention.layer_norm_rms_epsilon", 1e-6),
+        ("qwen2vl", "attention.sliding_window", 16),
+        ("qwen3vl", "attention.sliding_window", 16),
+        ("qwen3vlmoe", "attention.sliding_window", 16),
         ("lfm2", "attention.head_count_kv", [0, 0]),
         ("lfm2", "attention.head_count_kv", [1, 3]),
         ("lfm2", "attention.head_count_kv", [3]),

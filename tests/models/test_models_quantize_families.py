@@ -72,7 +72,8 @@ def test_a_file_is_what_the_conversion_writes(tmp_path, family, variant):
         torch.testing.assert_close(logits(ours), logits(directory), atol=5e-5, rtol=0)
 
 
-WITH_MORE = [(family, next(iter(VARIANTS[family]))) for family in ("gemma3", "gemma4", "qwen3_5", "qwen3_5_moe")]
+SEES = ("gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+WITH_MORE = [(family, next(iter(VARIANTS[family]))) for family in SEES]
 
 
 @pytest.mark.deep

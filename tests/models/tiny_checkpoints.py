@@ -204,6 +204,7 @@ _TINY_QWEN_VISION = {
     "out_hidden_size": 16,
     "num_position_embeddings": 16,
 }
+_TINY_QWEN2_VISION = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
 
 _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
     "gemma2": {
@@ -474,6 +475,32 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
         },
     },
+    "olmo3": {
+        "wide_heads_untied_small_window_yarn": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "num_hidden_layers": 4,
+            "sliding_window": 7,
+            "rope_parameters": _two_ropes(**_YARN),
+        },
+        "one_to_one_tied_biases_listed_windows": {
+            **_ONE_TO_ONE,
+            "intermediate_size": 56,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 33,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": _two_ropes(rope_theta=700.0),
+        },
+        "all_to_one_narrow_heads_linear": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "num_hidden_layers": 4,
+            "sliding_window": 16,
+            "rope_parameters": _two_ropes(rope_theta=700.0, rope_type="linear", factor=2.5),
+        },
+    },
     "phi3": {
         "partial_long": {  # longer than the pretraining before the first token is generated: the long factors
             **_ALL_TO_ONE,
@@ -681,6 +708,30 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
+    "seed_oss": {
+        "wide_heads_untied": {
+            **_WIDE_HEADS,
+            "intermediate_size": 88,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
+        },
+        "one_to_one_tied_other_biases_linear": {
+            **_ONE_TO_ONE,
+            "head_dim": 24,
+            "intermediate_size": 56,
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+        },
+        "all_to_one_narrow_heads_yarn": {
+            **_ALL_TO_ONE,
+            "head_dim": 10,
+            "intermediate_size": 100,
+            "attention_out_bias": True,
+            "rope_parameters": _YARN,
+        },
+    },
     "smollm3": {
         "wide_heads_tied_small_window": {
             **_WIDE_HEADS,
@@ -732,6 +783,69 @@ _CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 _CONFIGS["qwen3_5"] = _CONFIGS["qwen3_5_text"]  # with a vision part beside it
+
+
+def _by_axes(variant: dict[str, Any], *pairs: int) -> dict[str, Any]:
+    """A variant with so many pairs of a head for each axis of an image."""
+    rope = {**_DEFAULT_ROPE, **variant.get("rope_parameters", {}), "mrope_section": list(pairs)}
+    return {**variant, "rope_parameters": rope}
+
+
+_CONFIGS["qwen3_vl"] = {  # all with a vision part beside it
+    "wide_heads_tied": _by_axes(_CONFIGS["qwen3"]["wide_heads_tied"], 4, 3, 3),
+    "one_to_one_untied_biases_yarn": {
+        **_by_axes(_CONFIGS["qwen3"]["one_to_one_tied_yarn"], 4, 4, 4),
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+    },
+    "all_to_one_narrow_heads": _by_axes(_CONFIGS["qwen3"]["all_to_one_narrow_heads"], 2, 2, 1),
+}
+_CONFIGS["mistral3"] = {
+    "wide_heads_untied_no_window": _CONFIGS["mistral"]["wide_heads_no_window"],
+    "one_to_one_tied_linear": {
+        **_CONFIGS["mistral"]["one_to_one_tied_large_window"],
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e9, "factor": 2.5},
+    },
+    "all_to_one_small_window": {**_CONFIGS["mistral"]["all_to_one_small_window"], "sliding_window": 33},
+}
+_CONFIGS["qwen2_vl"] = {
+    "shared_keys_tied": {
+        **{key: value for key, value in _WIDE_HEADS.items() if key != "head_dim"},
+        "intermediate_size": 88,
+        "tie_word_embeddings": True,
+        "rope_parameters": {**_DEFAULT_ROPE, "mrope_section": [1, 2, 1]},
+    },
+    "one_to_one_untied_linear": {
+        **_ONE_TO_ONE,
+        "intermediate_size": 56,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0, "mrope_section": [1, 2, 2]},
+    },
+    "all_to_one_window": _by_axes(_CONFIGS["qwen2"]["all_to_one_window"], 4, 5, 3),
+}
+_CONFIGS["qwen2_5_vl"] = {
+    "shared_keys_untied_yarn": {
+        **_CONFIGS["qwen2_vl"]["shared_keys_tied"],
+        "tie_word_embeddings": False,
+        "rope_parameters": {**_YARN, "mrope_section": [2, 1, 1]},
+    },
+    "one_to_one_tied": {**_by_axes({**_ONE_TO_ONE, "intermediate_size": 56}, 1, 2, 2), "tie_word_embeddings": True},
+    "all_to_one_window": _CONFIGS["qwen2_vl"]["all_to_one_window"],
+}
+_CONFIGS["qwen3_vl_moe"] = {
+    "wide_heads_untied_unused_experts": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["wide_heads_tied_unused_experts"], 4, 3, 3),
+        "tie_word_embeddings": False,
+    },
+    "one_to_one_biases_every_expert_in_every_other_layer": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["one_to_one_biases_every_expert_in_every_other_layer"], 6, 3, 3),
+        "norm_topk_prob": True,
+    },
+    "all_to_one_narrow_heads_dense_last": {
+        **_by_axes(_CONFIGS["qwen3_moe"]["all_to_one_narrow_heads_window_dense_last"], 1, 2, 2),
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
+    },
+}
 
 _DEEPSEEK_YARN = {**_YARN, "rope_theta": 10000.0, "mscale": 0.707, "mscale_all_dim": 0.707}
 _CONFIGS["deepseek_v2"] = {
@@ -863,13 +977,14 @@ _UNUSED_EXPERTS = {
     ("qwen3_5_moe_text", "wide_heads_every_fourth_experts"): 3,
     ("qwen3_5_moe", "wide_heads_every_fourth_experts"): 3,
     ("qwen3_next", "wide_heads_every_fourth_some_experts"): 3,
+    ("qwen3_vl_moe", "wide_heads_untied_unused_experts"): 3,
 }
 """How many of a variant's experts no token ever chooses; see `_leave_out_experts`."""
 
 _BY_CLASS, _CLASSES = (
     (
         *("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
-        "qwen3_next",
+        *("qwen3_next", "qwen3_vl_moe"),
     ),
     4,
 )
@@ -879,11 +994,18 @@ VARIANTS: dict[str, list[str]] = {family: list(variants) for family, variants in
 """The variants that there are of each family."""
 
 
-_LATER = {"deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+_LATER = {
+    *("deepseek_v2", "deepseek_v3", "gemma4", "gemma4_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"),
+    *("mistral3", "olmo3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "seed_oss"),
+}
 """Families of which every test in `make test` looks at one variant."""
 
 _SEES_IMAGES = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe"}
 """Those that have a text model of their own beside them, whose variants tests in `make test` look at instead."""
+
+
+_WHOLE_ALONE = {"mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"}
+"""Those that see images and whose text part transformers computes with what they see beside it alone."""
 
 
 def cases(pairs: Sequence[tuple[str, str]] | None = None, *, every: bool = False) -> list[Any]:
@@ -923,19 +1045,24 @@ def write_checkpoint(
         settings |= {"n_positions": 512, **_IDS}
     else:
         settings = {**_SIZES, "rope_parameters": dict(_DEFAULT_ROPE), **settings}
+    kind = AutoModelForCausalLM
+    if family == "mistral3":
+        kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
+        text, tower = {**settings, "model_type": "mistral"}, {**_TINY_VISION, "head_dim": 8}
+        settings = {"text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
     if family == "gemma3":
         tied = settings.get("tie_word_embeddings", True)
         settings = {"text_config": settings, "vision_config": _TINY_VISION, "tie_word_embeddings": tied}
-    kind = AutoModelForCausalLM
     if family == "gemma4":
         tied = settings.get("tie_word_embeddings", True)
         kind, settings = (
             AutoModelForImageTextToText,
             {"text_config": settings, **_TINY_TOWERS, "tie_word_embeddings": tied},
         )
-    if family in ("qwen3_5", "qwen3_5_moe"):
+    if family in ("qwen3_5", "qwen3_5_moe", *_WHOLE_ALONE) and family != "mistral3":
         kind, tied = AutoModelForImageTextToText, settings.get("tie_word_embeddings", False)
-        settings = {"text_config": settings, "vision_config": _TINY_QWEN_VISION, "tie_word_embeddings": tied}
+        vision = _TINY_QWEN2_VISION if family == "qwen2_vl" else _TINY_QWEN_VISION
+        settings = {"text_config": settings, "vision_config": vision, "tie_word_embeddings": tied}
     model = kind.from_config(AutoConfig.for_model(family, **settings))
     randomise(model, seed=zlib.crc32(f"{family}/{variant}".encode()))
     if family.startswith("gemma4"):
@@ -966,7 +1093,8 @@ def write_letters(directory: Path, count: int) -> None:
 def write_lettered(directory: Path, family: str, variant: str, **changes: Any) -> Path:
     """A checkpoint as `write_checkpoint`, with a tokenizer of letters for its whole vocabulary."""
     write_checkpoint(directory, family, variant, **changes)
-    write_letters(directory, json.loads((directory / "config.json").read_text())["vocab_size"])
+    config = json.loads((directory / "config.json").read_text())
+    write_letters(directory, config.get("text_config", config)["vocab_size"])
     return directory
 
 
@@ -1020,10 +1148,12 @@ def forget_references() -> None:
 
 @functools.lru_cache(maxsize=2)
 def _reference(directory: Path, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    family = json.loads((directory / "config.json").read_text())["model_type"]
+    kind = AutoModelForImageTextToText if family in _WHOLE_ALONE else AutoModelForCausalLM
     # by default experts are one grouped product, which refuses widths that are no multiple of 16 bytes
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
+    return kind.from_pretrained(directory, dtype=dtype, experts_implementation="eager").eval()
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:

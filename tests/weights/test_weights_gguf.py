@@ -366,9 +366,12 @@ def test_windows_and_rope_factors_are_refused_for_a_family_that_never_asks_for_t
 
 WITHOUT_DIALECT = {
     "mistral",
+    "mistral3",
     "mixtral",
+    "olmo3",
     "gemma3_text",
     "gemma4_text",
+    "qwen2_5_vl",
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "deepseek_v3",
@@ -376,7 +379,7 @@ WITHOUT_DIALECT = {
     "roberta",
     "xlm_roberta",
 }
-"""Families that are read as another: llama, gemma3, gemma4, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
+"""Families that are read as another: llama, olmo2, gemma3, gemma4, qwen2_vl, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
 
 Or not from GGUF.
 """

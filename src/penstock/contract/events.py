@@ -75,14 +75,14 @@ class Generated(NamedTuple):
 
 
 class DraftsJudged(NamedTuple):
-    """A row of the sequence carried `count` drafts of this drafter, of which the first `right` were drawn.
+    """A row of the sequence carried `drafts` drafts of this drafter, of which the first `right` were drawn.
 
     Comes before the tokens that the row drew.
     """
 
     seq_id: str
     drafter: str
-    count: int
+    drafts: int
     right: int
 
 

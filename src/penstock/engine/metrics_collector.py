@@ -172,10 +172,10 @@ class MetricsCollector:
     def drafted(self, judged: DraftsJudged) -> None:
         """A row of a sequence carried drafts."""
         before = self._drafts.get(judged.drafter, DraftCount())
-        count = DraftCount(before.rows + 1, before.tokens + judged.count, before.accepted + judged.right)
+        count = DraftCount(before.rows + 1, before.tokens + judged.drafts, before.accepted + judged.right)
         self._drafts[judged.drafter] = count
         request = self._seqs[judged.seq_id].request
-        request.drafted += judged.count
+        request.drafted += judged.drafts
         request.accepted += judged.right
 
     def generated(self, seq_id: str) -> None:

@@ -6,23 +6,41 @@ all heads together before they are rotated.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from penstock.models.config_reader import ConfigReader
-from penstock.models.decoder import DecoderParts, read_decoder
+from penstock.models.decoder import DecoderConfig, DecoderParts, read_decoder
 from penstock.nn.blocks import residual
 from penstock.nn.operations import Operations
 from penstock.nn.program import Program
+from penstock.nn.rope import Rope
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import GgufDialect
+from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["GGUF", "load"]
+__all__ = ["GGUF", "build", "load"]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
+    config = read_decoder(reader, eps=1e-5)
+    return build(reader, weights, config, config.rope)
+
+
+def build(reader: ConfigReader, weights: WeightLoader, config: DecoderConfig, local: Rope) -> Program:
+    """Build a model of such layers.
+
+    Args:
+        reader: the config.
+        weights: the checkpoint.
+        config: what was read of it.
+        local: how layers with a window are rotated.
+    """
     reader.expect("hidden_act", ["silu"], "silu")
     bias = reader.boolean("attention_bias", default=False)
-    parts = DecoderParts(read_decoder(reader, eps=1e-5), weights)
+    parts = DecoderParts(config, weights)
     shape = parts.config.shape
     q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
 
@@ -30,6 +48,8 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         attn = f"{name}.self_attn"
         norms = parts.norm(f"{attn}.q_norm", q_width), parts.norm(f"{attn}.k_norm", kv_width)
         attention = parts.attention(attn, index, qkv_bias=bias, output_bias=bias, norms=norms, norms_heads=False)
+        if config.windows[index] is not None:
+            attention = replace(attention, rope=parts.rotary_table(local))
         after_attention = parts.norm(f"{name}.post_attention_layernorm")
         after_mlp = parts.norm(f"{name}.post_feedforward_layernorm")
         return (
@@ -38,6 +58,20 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
         )
 
     return parts.program(layer)
+
+
+def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
+    """OLMo 3 calls its files `olmo2` too; they have a window, in three layers of four unless they list others."""
+    settings, window, pattern = decoder_settings(keys), keys.window(), "attention.sliding_window_pattern"
+    if window is None:
+        return settings
+    settings |= {"model_type": "olmo3", "sliding_window": window}
+    if not keys.has(pattern):
+        return settings
+    slides = keys.get(pattern)
+    if not isinstance(slides, tuple) or len(slides) != settings["num_hidden_layers"]:
+        raise keys.fail(pattern, "must say of each layer whether it has the window")
+    return settings | {"layer_types": ["sliding_attention" if each else "full_attention" for each in slides]}
 
 
 _NORMS = {
@@ -52,6 +86,5 @@ GGUF = GgufDialect(
     architecture="olmo2",
     model_type="olmo2",
     tensors={name: ours for name, ours in DECODER_TENSORS.items() if name not in _NOT_BEFORE} | _NORMS,
-    metadata=decoder_settings,
+    metadata=_gguf_settings,
 )
-"""OLMo 3 calls its files `olmo2` too; its windows, which nothing here asks for, are refused."""

@@ -20,6 +20,7 @@ from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
 from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
+from penstock.models.rope_config import without_image_axes
 from penstock.nn.blocks import Attention, Block, Projection, residual
 from penstock.nn.operations import (
     Attend,
@@ -133,8 +134,7 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     attending, sizes = _read_attending(reader, layers), _read_sizes(reader)
     bias = reader.boolean("attention_bias", default=False)
-    reader = reader.with_defaults({"partial_rotary_factor": 0.25})
-    reader = reader.without("rope_parameters", ("mrope_section", "mrope_interleaved"))
+    reader = without_image_axes(reader.with_defaults({"partial_rotary_factor": 0.25}))
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True, inner_size=inner_size)
     parts, shape = DecoderParts(config, weights), config.shape
     weights.leave_out("mtp.")

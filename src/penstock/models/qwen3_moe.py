@@ -31,16 +31,46 @@ from penstock.weights.gguf_decoder import DECODER_TENSORS, decoder_settings
 from penstock.weights.gguf_dialect import GgufDialect
 from penstock.weights.gguf_keys import GgufKeys
 
-__all__ = ["EXPERT_TENSORS", "FUSED_EXPERTS", "GGUF", "bind_mixture", "dense_layers", "load", "read_router"]
+__all__ = [
+    "EXPERT_TENSORS",
+    "FUSED_EXPERTS",
+    "GGUF",
+    "bind_mixture",
+    "build",
+    "dense_layers",
+    "gguf_settings",
+    "load",
+    "read_router",
+]
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
+    router = read_router(reader, experts=128, top_k=8)
+    return build(reader, weights, router, inner=768, windows=_read_windows(reader))
+
+
+def build(
+    reader: ConfigReader,
+    weights: WeightLoader,
+    router: RouterSpec,
+    *,
+    inner: int,
+    windows: tuple[int | None, ...] | None = None,
+) -> Program:
+    """Build a Qwen3 with experts.
+
+    Args:
+        reader: the config.
+        weights: the checkpoint.
+        router: how experts are chosen.
+        inner: the family's default for `moe_intermediate_size`.
+        windows: see `read_decoder`.
+    """
     reader.expect("hidden_act", ["silu"], "silu")
     bias = reader.boolean("attention_bias", default=False)
-    router = read_router(reader, experts=128, top_k=8)
-    inner = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=768)
-    config = read_decoder(reader, windows=_read_windows(reader))
+    inner = reader.integer("moe_intermediate_size", 1, MAX_WIDTH, default=inner)
+    config = read_decoder(reader, windows=windows)
     dense = dense_layers(reader, config.shape.num_layers)
     parts = DecoderParts(config, weights)
     head_dim, hidden = config.shape.head_dim, config.shape.hidden_size
@@ -99,7 +129,7 @@ def dense_layers(reader: ConfigReader, layers: int) -> frozenset[int]:
     return frozenset(skipped | set(reader.integers("mlp_only_layers", 0, MAX_LAYERS)))
 
 
-def _settings(keys: GgufKeys) -> dict[str, Any]:
+def gguf_settings(keys: GgufKeys) -> dict[str, Any]:
     """GGUF files have experts in every layer and do not store `norm_topk_prob`: llama.cpp always normalises."""
     window = keys.window()
     return decoder_settings(keys) | {
@@ -144,6 +174,6 @@ GGUF = GgufDialect(
         "blk.{layer}.attn_q_norm": "model.layers.{layer}.self_attn.q_norm",
         "blk.{layer}.attn_k_norm": "model.layers.{layer}.self_attn.k_norm",
     },
-    metadata=_settings,
+    metadata=gguf_settings,
     writing=GgufWriting(conversions=lambda _: FUSED_EXPERTS),
 )

@@ -23,7 +23,7 @@ from penstock.nn.rope import (
     yarn_temperature,
 )
 
-__all__ = ["read_layer_rope", "read_rope"]
+__all__ = ["read_layer_rope", "read_rope", "without_image_axes"]
 
 _ORIGINAL_POSITIONS = "original_max_position_embeddings"
 
@@ -77,6 +77,20 @@ def read_rope(
     plain = Rope(_theta(reader, theta), share=_rotary_share(reader, head_dim, 1.0, partial=partial))
     sections = [reader.section(key) for key in ("rope_parameters", "rope_scaling")]
     return _rope_of(reader, sections, plain, head_dim, max_positions, partial=partial)
+
+
+def without_image_axes(reader: ConfigReader) -> ConfigReader:
+    """The config of a model that also sees images, less what says which pairs turn by which axis of an image (M-RoPE).
+
+    A token of text has one and the same position on every axis (Wang et al. 2024, Qwen2-VL, section 2.1), so which pair
+    belongs to which axis changes nothing for text. Older configs call such an embedding by a type of its own, `mrope`,
+    and mean the default one.
+    """
+    for key in ("rope_parameters", "rope_scaling"):
+        section = reader.section(key)
+        names = [name for name in ("type", "rope_type") if section.is_set(name) and section.value(name) == "mrope"]
+        reader = reader.without(key, ("mrope_section", "mrope_interleaved", *names))
+    return reader
 
 
 def read_layer_rope(

@@ -13,11 +13,14 @@ from penstock.nn.weight_loader import PartLoader, WeightLoader
 __all__ = ["text_config", "text_weights"]
 
 
-def text_config(reader: ConfigReader, model_type: str) -> ConfigReader:
+def text_config(reader: ConfigReader, model_type: str, *, flat: bool = False) -> ConfigReader:
     """The section `text_config`, which must be of this type where it says so.
 
-    `tie_word_embeddings` beside it holds where the section does not set one.
+    `tie_word_embeddings` beside it holds where the section does not set one. With `flat`, a config without the section
+    is itself the text model's: older files of some families are written so, and what GGUF files say is.
     """
+    if flat and not reader.is_set("text_config"):
+        return reader
     section = reader.section("text_config")
     section.expect("model_type", [model_type], model_type)
     if not reader.is_set("tie_word_embeddings"):
@@ -28,11 +31,14 @@ def text_config(reader: ConfigReader, model_type: str) -> ConfigReader:
 def text_weights(weights: WeightLoader, left_out: Sequence[str]) -> PartLoader:
     """The text model's tensors under the names that it has alone; all that begin with `left_out` are left out.
 
-    Files begin with `language_model.model.` or, as newer ones do, with `model.language_model.`.
+    Files begin with `language_model.model.` or, as newer ones do, with `model.language_model.`; or the text model has
+    the names that it has alone, and the other parts lie beside it.
     """
-    older = not weights.has("model.language_model.embed_tokens.weight")
+    newer = weights.has("model.language_model.embed_tokens.weight")
     for part in left_out:
-        weights.leave_out(part if older else f"model.{part}")
-    if older:
-        return PartLoader(weights, {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})
-    return PartLoader(weights, {"model.": "model.language_model."})
+        weights.leave_out(f"model.{part}" if newer else part)
+    if newer:
+        return PartLoader(weights, {"model.": "model.language_model."})
+    if weights.has("model.embed_tokens.weight"):
+        return PartLoader(weights, {})
+    return PartLoader(weights, {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})

@@ -18,6 +18,8 @@ def bind_experts(weights: WeightLoader, name: str, *, experts: int, hidden: int,
     Names are, where the checkpoint has them, `gate_up_proj` `[E, 2 * F, H]` and `down_proj` (transformers in memory,
     and newer models in files); `gate_proj.weight`, `up_proj.weight` and `down_proj.weight` of all experts together
     (GGUF); `w1`, `w3` and `w2` of each expert (Mixtral); or else `gate_proj`, `up_proj` and `down_proj` of each expert.
+    `gate_up_proj` and `down_proj` may both be stored inputs first, `[E, H, 2 * F]` and `[E, F, H]` (Qwen3-VL); no sizes
+    make both of them fit both ways.
 
     Args:
         weights: where the tensors come from.
@@ -27,8 +29,10 @@ def bind_experts(weights: WeightLoader, name: str, *, experts: int, hidden: int,
         intermediate: F, the width of one expert's inside.
     """
     if weights.has(f"{name}.gate_up_proj"):
-        gate_up = weights.take_stack(experts, [(f"{name}.gate_up_proj", (2 * intermediate, hidden))])
-        return ExpertStack(gate_up, weights.take_stack(experts, [(f"{name}.down_proj", (hidden, intermediate))]))
+        joined = {f"{name}.gate_up_proj": (2 * intermediate, hidden), f"{name}.down_proj": (hidden, intermediate)}
+        turned = all(weights.shape(part) == (experts, *shape[::-1]) for part, shape in joined.items())
+        gate_up, down = (weights.take_stack(experts, [part], transposed=turned) for part in joined.items())
+        return ExpertStack(gate_up, down)
     each = "" if weights.has(f"{name}.gate_proj.weight") else ".{expert}"
     gate, up, down = ("w1", "w3", "w2") if weights.has(f"{name}.0.w1.weight") else ("gate_proj", "up_proj", "down_proj")
     parts = [(f"{name}{each}.{part}.weight", (intermediate, hidden)) for part in (gate, up)]

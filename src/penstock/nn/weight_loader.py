@@ -97,6 +97,10 @@ class WeightLoader(Protocol):
         """Whether the checkpoint holds a tensor of this name."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor that the checkpoint holds; it does not count as taken."""
+        ...
+
     def differ(self, first: str, second: str) -> bool:
         """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""
         ...
@@ -177,6 +181,10 @@ class PartLoader:
     def has(self, name: str) -> bool:
         """See `WeightLoader.has`."""
         return self._weights.has(self._stored(name))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `WeightLoader.shape`."""
+        return self._weights.shape(self._stored(name))
 
     def differ(self, first: str, second: str) -> bool:
         """See `WeightLoader.differ`."""

@@ -22,4 +22,6 @@ def text_part(files: ModelFiles) -> tuple[Mapping[str, Any], Mapping[str, str]]:
     text = {**tied, **section, "model_type": section.get("model_type", f"{config.get('model_type')}_text")}
     if "model.language_model.embed_tokens.weight" in files.source.names():
         return text, {"model.": "model.language_model."}
+    if "model.embed_tokens.weight" in files.source.names():
+        return text, {}
     return text, {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}

@@ -92,6 +92,10 @@ class Binder:
         """Whether the checkpoint holds a tensor of this name, taken or not."""
         return name in self._names
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor that the checkpoint holds; it does not count as taken."""
+        return self._source.shape(name)
+
     def split_rows(
         self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[torch.Tensor, tuple[int, ...]]]
     ) -> None:
