@@ -25,7 +25,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.measurements import Histogram, Measurements
+from penstock.contract.measurements import DraftCount, Histogram, Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
 
@@ -108,7 +108,7 @@ def nothing_measured(**known: object) -> Measurements:
     """Ones and empty histograms, but for what is known."""
     empty = Histogram((1.0,), (0, 0), 0.0)
     fields = {each.name: empty if each.type == "Histogram" else 1 for each in dataclasses.fields(Measurements)}
-    return Measurements(**fields | {"finished": (("stop", 1),)} | known)
+    return Measurements(**fields | {"finished": (("stop", 1),), "drafts": (("suffix", DraftCount(1, 4, 3)),)} | known)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from penstock.bench import batch
 from penstock.bench.limits import Limits, limits_line, shares
 from penstock.bench.machine import load_average, provenance
-from penstock.cli import bench_kernels, bench_quality, bench_serve
+from penstock.cli import bench_kernels, bench_quality, bench_serve, bench_speculate
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
@@ -57,6 +57,7 @@ def command(context: click.Context) -> None:
 command.add_command(bench_quality.command)
 command.add_command(bench_serve.command)
 command.add_command(bench_kernels.command)
+command.add_command(bench_speculate.command)
 
 
 @command.command("batch", cls=SectionedCommand)

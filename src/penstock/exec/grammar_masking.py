@@ -129,6 +129,12 @@ class GrammarMasking:
         thinking = [(index, row.slot) for index, row in enumerate(sampling) if row.slot in self._thinking]
         return PendingMasks(guided, thinking) if guided or thinking else None
 
+    def watched(self, pending: PendingMasks | None) -> frozenset[int]:
+        """The slots of those who are watched in a step."""
+        if pending is None:
+            return frozenset()
+        return frozenset([*(slot for _, slot, _ in pending.guided), *(slot for _, slot in pending.thinking)])
+
     def sample(
         self,
         logits: Tensor,

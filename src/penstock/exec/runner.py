@@ -10,7 +10,7 @@ nothing behind that a later sequence could see.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from penstock.exec.kv_store import KVStore
 from penstock.exec.memory_ahead import MemoryAhead
 from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import Sampled
+from penstock.exec.sampler import Sampled, see_nothing
 from penstock.exec.state_store import StateStore
 from penstock.kernels.backend import Backend
 from penstock.kernels.state_runs import StateRuns
@@ -185,7 +185,7 @@ class TorchRunner:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
         One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
-        has then seen exactly the tokens before it.
+        has then seen exactly the tokens before it. Rows that depend on nothing of that kind draw at all places at once.
 
         Args:
             rows: at least one; all sample.
@@ -194,6 +194,16 @@ class TorchRunner:
             drawn: what comes of it is added here.
         """
         going, places = rows, list(accumulate([1 + len(row.drafts) for row in rows[:-1]], initial=0))
+        if len(rows) < logits.shape[0]:
+            watched = self._masking.watched(pending)
+            free = [at for at, row in enumerate(rows) if row.drafts and self._draws_freely(row, watched)]
+            if free:
+                self._draw_at_once([rows[at] for at in free], [places[at] for at in free], logits, drawn)
+                others = [at for at in range(len(rows)) if at not in set(free)]
+                if not others:
+                    return
+                going, places = [rows[at] for at in others], [places[at] for at in others]
+                pending = self._masking.begin(going)
         while True:
             here = logits if len(places) == logits.shape[0] else logits[places]
             sampled = self._draw_once(going, here, pending)
@@ -205,6 +215,29 @@ class TorchRunner:
                 return
             going, places = [going[at] for at in right], [places[at] + 1 for at in right]
             pending = self._masking.begin(going)
+
+    def _draws_freely(self, row: Row, watched: Set[int]) -> bool:
+        """Whether the draws of a row depend on their places' logits and positions alone, not on the tokens before."""
+        return row.slot not in watched and not self._slots.sampling(row.slot).row_stages
+
+    def _draw_at_once(self, rows: Sequence[Row], places: Sequence[int], logits: Tensor, drawn: _Drawn) -> None:
+        """Draw at every place of `rows`, which draw freely and begin at `places`; keep what is not behind a miss."""
+        counts = [1 + len(row.drafts) for row in rows]
+        own, next_positions = self._slots.next_draws(rows)
+        samplings = [sampling for sampling, count in zip(own, counts, strict=True) for _ in range(count)]
+        positions = [
+            at for first, count in zip(next_positions, counts, strict=True) for at in range(first, first + count)
+        ]
+        if len(positions) < logits.shape[0]:
+            chosen = [at for first, count in zip(places, counts, strict=True) for at in range(first, first + count)]
+            logits = logits[chosen]
+        sampled = self._masking.sample(logits, samplings, positions, None, see_nothing)
+        first = 0
+        for row, count in zip(rows, counts, strict=True):
+            at = first
+            while self._keep(row, drawn, sampled, at):
+                at += 1
+            first += count
 
     def _draw_once(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> Sampled:
         """One token of each row, from `logits` `[R, V]`."""

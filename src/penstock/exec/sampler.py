@@ -27,7 +27,17 @@ from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 
-__all__ = ["RowSampling", "Sampled", "ViewRows", "log_probabilities", "ranks_of", "sample", "score_again", "top_tokens"]
+__all__ = [
+    "RowSampling",
+    "Sampled",
+    "ViewRows",
+    "log_probabilities",
+    "ranks_of",
+    "sample",
+    "score_again",
+    "see_nothing",
+    "top_tokens",
+]
 
 _STAGES = dict(STAGES)  # in the order in which they run
 
@@ -137,7 +147,8 @@ class Sampled(NamedTuple):
                 column[row] = value
 
 
-def _see_nothing(rows: Sequence[int]) -> RowViews:
+def see_nothing(rows: Sequence[int]) -> RowViews:
+    """How rows are shown whose stages look at logits alone."""
     raise AssertionError(f"rows {rows} use a stage that looks back, and there is nothing to look at")
 
 
@@ -145,7 +156,7 @@ def sample(
     logits: Tensor,
     samplings: Sequence[RowSampling],
     positions: Sequence[int],
-    row_views: ViewRows = _see_nothing,
+    row_views: ViewRows = see_nothing,
     choose: Choose | None = None,
 ) -> Sampled:
     """Choose one token for each row.

@@ -7,11 +7,13 @@ milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from penstock.contract.plan import RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.plan import Draft, Draftable, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.verify.guesses import LONGEST_GUESS
 from penstock.verify.run import ScheduleRun, run_schedule
 from penstock.verify.schedules import Schedule
 from penstock.verify.target import Target
@@ -24,7 +26,8 @@ def dry_run(schedule: Schedule, target: Target) -> ScheduleRun:
     stand_in = replace(
         target, make_runner=lambda config: _NoModel(config, target.vocab_size), set_threads=_keep_threads
     )
-    return run_schedule(stand_in, _at_its_shortest(schedule), _count_nothing)
+    guesser = None if schedule.right_guesses is None else _AlwaysRight()
+    return run_schedule(stand_in, _at_its_shortest(schedule), _count_nothing, guesser)
 
 
 def _at_its_shortest(schedule: Schedule) -> Schedule:
@@ -51,17 +54,24 @@ class _NoModel:
         self._vocab_size = vocab_size
 
     def run(self, plan: StepPlan) -> StepResult:
+        return StepResult(plan.step, tuple(self._result(plan.step, row) for row in plan.rows if row.sample))
+
+    def _result(self, step: int, row: Row) -> RowResult:
         # All slots get different tokens, so that no two sequences share blocks by accident.
-        rows = (
-            RowResult(row.slot, (SampledToken((plan.step * self._slots + row.slot) % self._vocab_size),))
-            for row in plan.rows
-            if row.sample
-        )
-        return StepResult(plan.step, tuple(rows))
+        last = (step * self._slots + row.slot) % self._vocab_size
+        return RowResult(row.slot, tuple(map(SampledToken, (*row.drafts, last))))
 
     def reset(self) -> bool:
         """It remembers nothing, and has nothing to lose."""
         return False
+
+
+class _AlwaysRight:
+    """Guesses as many tokens as anybody does, which `_NoModel` then draws: sequences end in the fewest steps."""
+
+    def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
+        longest = [(one.seq_id, one.tokens[-1:] * min(one.most, LONGEST_GUESS)) for one in sequences]
+        return tuple(Draft(seq_id, tuple(tokens)) for seq_id, tokens in longest)
 
 
 def _keep_threads(threads: int) -> None:

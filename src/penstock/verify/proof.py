@@ -19,6 +19,7 @@ from penstock.text import open_text
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.compare import Mismatch, compare, total
 from penstock.verify.dry_run import dry_run
+from penstock.verify.guesses import Guesses
 from penstock.verify.report import Report, Verdict
 from penstock.verify.requests import draw_requests
 from penstock.verify.run import Outcome, ScheduleRun, run_alone, run_schedule
@@ -77,9 +78,12 @@ def verify(
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
     try:
         alone = _run_each_alone(target, requests, advance)
+        answers = {request_id: outcome.tokens for request_id, outcome in alone.items()}
         verdicts = []
         for schedule in schedules:
-            verdicts.append(_judge(schedule, run_schedule(target, schedule, advance), alone))
+            verdicts.append(
+                _judge(schedule, run_schedule(target, schedule, advance, _guesser(schedule, answers)), alone)
+            )
             if fail_fast and verdicts[-1].first is not None:
                 break
     finally:
@@ -131,6 +135,12 @@ def _run_each_alone(
     return outcomes
 
 
+def _guesser(schedule: Schedule, answers: Mapping[str, Sequence[int]]) -> Guesses | None:
+    """Who guesses in a schedule, if anybody does."""
+    right = schedule.right_guesses
+    return None if right is None else Guesses(str(schedule.index), right, answers)
+
+
 def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) -> Verdict:
     """Compare every outcome of a schedule with its reference."""
     tallies, mismatches = [], []
@@ -148,6 +158,8 @@ def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) 
         plain_steps=done.plain_steps,
         hit_tokens=done.hit_tokens,
         given_back=done.given_back,
+        drafted=done.drafted,
+        accepted=done.accepted,
         restored=done.restored,
         tally=total(tallies),
         first=mismatches[0] if mismatches else None,

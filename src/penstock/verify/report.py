@@ -37,6 +37,8 @@ class Verdict:
         hit_tokens: positions found in the prefix cache.
         given_back: blocks that sequences gave back while they ran, since their window had left them.
         restored: admissions that went on from a checkpoint of recurrent state.
+        drafted: tokens that were guessed and computed.
+        accepted: how many of these were right.
         first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
         trace: the lines of the schedule's record; () if nothing differs.
     """
@@ -49,6 +51,8 @@ class Verdict:
     hit_tokens: int
     given_back: int
     restored: int
+    drafted: int
+    accepted: int
     tally: Tally
     first: Mismatch | None
     trace: tuple[str, ...]
@@ -80,6 +84,8 @@ class Report:
         ]
         lacks = [f"schedule {index} was built to preempt, and recomputed no request" for index in idle]
         expected = any(verdict.schedule.can_batch_plain for verdict in self.verdicts)
+        if self._expects_guesses and not any(verdict.accepted for verdict in self.verdicts):
+            lacks.append("no guess was right")
         if self._expects_states and not any(verdict.restored for verdict in self.verdicts):
             lacks.append("no sequence went on from a checkpoint of its state")
         if expected and not any(verdict.plain_steps for verdict in self.verdicts):
@@ -91,6 +97,12 @@ class Report:
         """Whether any schedule runs everything twice, and has checkpoints and a cache to find them by."""
         runs = (verdict.schedule for verdict in self.verdicts)
         return any(each.config.checkpoints and each.cache == "warm" for each in runs)
+
+    @property
+    def _expects_guesses(self) -> bool:
+        """Whether any schedule guesses, and some request has a second token that could have been guessed."""
+        longest = max(request.stop.max_tokens for request in self.requests)
+        return longest > 2 and any(each.schedule.right_guesses is not None for each in self.verdicts)
 
     @property
     def proved(self) -> bool:
@@ -112,9 +124,18 @@ class Report:
     def coverage_line(self) -> str:
         """How often what may not matter did happen."""
         tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
-        preemptions, recomputed, plain_steps, hit_tokens, given_back, restored = (
-            sum(getattr(verdict, name) for verdict in self.verdicts)
-            for name in ("preemptions", "recomputed", "plain_steps", "hit_tokens", "given_back", "restored")
+        counted = (
+            "preemptions",
+            "recomputed",
+            "plain_steps",
+            "hit_tokens",
+            "given_back",
+            "restored",
+            "drafted",
+            "accepted",
+        )
+        preemptions, recomputed, plain_steps, hit_tokens, given_back, restored, drafted, accepted = (
+            sum(getattr(verdict, name) for verdict in self.verdicts) for name in counted
         )
         stateful = any(verdict.schedule.config.checkpoints is not None for verdict in self.verdicts)
         windowed = any(verdict.schedule.config.window is not None for verdict in self.verdicts)
@@ -122,6 +143,7 @@ class Report:
             f"seen: {preemptions} preemptions, of which {recomputed} recomputed generated tokens"
             f" (built to preempt: schedules {tight or 'none'}), {plain_steps} steps of plain requests alone,"
             f" {hit_tokens} positions from the cache"
+            + (f", {accepted} of {drafted} guessed tokens right" if drafted else "")
             + (f", {given_back} blocks given back behind a window" if windowed else "")
             + (f", {restored} states restored" if stateful else "")
         )
@@ -186,6 +208,9 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "hit_tokens": verdict.hit_tokens,
         "given_back": verdict.given_back,
         "restored": verdict.restored,
+        "right_guesses": schedule.right_guesses,
+        "drafted": verdict.drafted,
+        "accepted": verdict.accepted,
         "tally": _tally(verdict.tally),
         "first_mismatch": None if verdict.first is None else asdict(verdict.first),
     }

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.contract.errors import EngineFault
-from penstock.contract.events import Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.events import DraftsJudged, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import StepPlan, TopLogprobs
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.core.trace import encode_abort, encode_header, encode_plan, encode_result, encode_submit
+from penstock.core.trace import encode_abort, encode_drafts, encode_header, encode_plan, encode_result, encode_submit
 from penstock.engine.choice import Choice
 from penstock.text import Tokenizer
+from penstock.verify.guesses import Guesser
 from penstock.verify.requests import is_plain
 from penstock.verify.schedules import Arrival, Schedule
 from penstock.verify.target import Target
@@ -90,6 +91,8 @@ class ScheduleRun:
         hit_tokens: positions that admissions found in the prefix cache.
         given_back: blocks that sequences gave back while they ran, since their window had left them.
         restored: admissions that went on from a checkpoint of recurrent state.
+        drafted: tokens that were guessed and computed.
+        accepted: how many of these were right.
         records: the trace, one function a line.
     """
 
@@ -101,6 +104,8 @@ class ScheduleRun:
     hit_tokens: int
     given_back: int
     restored: int
+    drafted: int
+    accepted: int
     records: tuple[Record, ...]
 
     @property
@@ -179,8 +184,16 @@ class _Drive:
         outcomes: of requests that finished and were not aborted; whoever reads them takes them out.
     """
 
-    def __init__(self, target: Target, config: SchedulerConfig, watched: Schedule | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        config: SchedulerConfig,
+        watched: Schedule | None = None,
+        guesser: Guesser | None = None,
+    ) -> None:
         self.scheduler = Scheduler(config)
+        self._guesser = guesser
+        self.drafted = self.accepted = 0
         self.records: list[Record] = [partial(encode_header, config)]
         self.outcomes: dict[str, Outcome] = {}
         self.watch = _Watch(watched)
@@ -204,7 +217,10 @@ class _Drive:
         Raises:
             EngineFault: the scheduler has work and does none of it.
         """
-        plan = self.scheduler.plan()
+        drafts = () if self._guesser is None else self._guesser.guess(self.scheduler.draftable())
+        if drafts:
+            self.records.append(partial(encode_drafts, drafts))
+        plan = self.scheduler.plan(drafts)
         self.records.append(partial(encode_plan, plan))
         self.watch.see(plan)
         if not plan.rows:
@@ -221,6 +237,9 @@ class _Drive:
         match event:
             case PromptScored():
                 live.score(event)
+            case DraftsJudged():
+                self.drafted += event.drafts
+                self.accepted += event.right
             case Generated():
                 live.push(event)
                 if live.ended:
@@ -270,19 +289,22 @@ def run_alone(target: Target, request: SequenceRequest) -> Outcome:
     return outcome
 
 
-def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) -> ScheduleRun:
+def run_schedule(
+    target: Target, schedule: Schedule, on_finished: OnFinished, guesser: Guesser | None = None
+) -> ScheduleRun:
     """Run everything in a schedule, and check the scheduler's invariants afterwards.
 
     Args:
         target: what runs it.
         schedule: how.
         on_finished: called whenever a request that is not a stranger is complete.
+        guesser: guesses what comes next; None for nobody.
 
     Raises:
         ScheduleCrashed: it could not be run to its end.
     """
     target.set_threads(schedule.threads)
-    drive = _Drive(target, schedule.config, schedule)
+    drive = _Drive(target, schedule.config, schedule, guesser)
     try:
         outcomes = tuple(_run_all(drive, schedule, on_finished) for _ in range(schedule.runs))
         drive.scheduler.check()
@@ -299,6 +321,8 @@ def run_schedule(target: Target, schedule: Schedule, on_finished: OnFinished) ->
         hit_tokens=stats.hit_tokens,
         given_back=drive.scheduler.given_back,
         restored=drive.scheduler.restored,
+        drafted=drive.drafted,
+        accepted=drive.accepted,
         records=tuple(drive.records),
     )
 

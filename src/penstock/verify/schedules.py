@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -26,6 +27,8 @@ _TIGHT_BLOCK_SIZES = (1, 2, 3, 5, 8)  # small blocks: sequences outgrow their le
 _FEWEST_TIGHT_SEQS = 4
 _LONGEST_LIFE = 12
 _ATTEMPTS = 16
+_RIGHT_GUESSES = (None, None, 0.5, 0.7)
+"""In turn, so that tight schedules and others guess, and others of both do not; none does with `--no-speculate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Schedule:
         tight: the pool is too small for everybody who runs, so that requests must be preempted.
         by_kind: requests of a kind arrive together, so that whole batches are of that kind.
         arrivals: in order of submission.
+        right_guesses: the chance that a token is right that is guessed for a row; None: nobody guesses.
     """
 
     index: int
@@ -65,6 +69,7 @@ class Schedule:
     threads: int
     arrivals: tuple[Arrival, ...]
     strangers: tuple[Stranger, ...]
+    right_guesses: float | None = None
 
     @property
     def cache(self) -> str:
@@ -154,6 +159,9 @@ def draw_schedules(
         )
         if stateful:
             attempts = (_with_checkpoints(draw, drawn, served) for drawn in attempts)
+        if served.speculate and not stateful:
+            right = _RIGHT_GUESSES[index % len(_RIGHT_GUESSES)]
+            attempts = map(partial(replace, right_guesses=right), attempts)
         schedules.append(_best(attempts, dry_run))
     return tuple(schedules)
 
@@ -234,6 +242,7 @@ def _served_config(
         max_num_batched_tokens=served.max_num_batched_tokens,
         max_model_len=_longest(everyone),
         window=window,
+        weigh_drafts=False,
     )
     needs = _needs(everyone, sizes)
     if blocks and blocks < max(needs):
@@ -261,6 +270,7 @@ def _draw_config(
         max_num_batched_tokens=seqs + ragged(draw, chunk),
         max_model_len=_longest(everyone),
         window=window,
+        weigh_drafts=False,
     )
     needs = _needs(everyone, sizes)
     return replace(sizes, num_blocks=max(needs) + spare if traits.tight else sum(needs))

@@ -1,0 +1,130 @@
+"""What guesses save: the same tasks with them and without, in turns, and whether every token is the same.
+
+A run has an engine of its own, so that it remembers no earlier run's answers. Prompts are cached before the clock
+starts: guesses save steps of answers, not of prompts. Knows an engine only as something that answers lists of prompts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.bench.arithmetic import Spread
+from penstock.bench.speculation_tasks import Task
+from penstock.contract.errors import EngineFault
+from penstock.sampling import SamplingParams
+
+__all__ = ["Answers", "TaskRun", "run_task", "speculation_table", "summary"]
+
+
+class Answers(Protocol):
+    """An engine that answers lists of prompts, as `LLM` does."""
+
+    def chat(self, messages: Sequence[Any], sampling_params: SamplingParams, *, use_tqdm: bool) -> Sequence[Any]:
+        """Answer conversations."""
+        ...
+
+    def generate(self, prompts: Sequence[Any], sampling_params: SamplingParams, *, use_tqdm: bool) -> Sequence[Any]:
+        """Go on with prompts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """One run of a task by some streams at once.
+
+    Attributes:
+        seconds: that all answers took.
+        steps: of the engine.
+        tokens: of each answer.
+    """
+
+    seconds: float
+    steps: int
+    tokens: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens_s(self) -> float:
+        """Generated tokens a second, of all streams."""
+        return sum(map(len, self.tokens)) / self.seconds
+
+
+def run_task(
+    engine: Answers,
+    task: Task,
+    streams: int,
+    vocab_size: int,
+    steps: Callable[[], int],
+    now: Callable[[], float] = time.perf_counter,
+) -> TaskRun:
+    """Run a task once.
+
+    Args:
+        engine: without other work.
+        task: what is asked.
+        streams: how many ask at once, each something else.
+        vocab_size: of the model.
+        steps: how many steps the engine has computed.
+        now: a monotone clock, in seconds.
+
+    Raises:
+        EngineFault: an answer failed.
+    """
+    asked = [task.ask(stream, vocab_size) for stream in range(streams)]
+    form = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
+    params = SamplingParams(max_tokens=task.max_tokens, **task.sampling, **form)
+    _answer(engine, asked, SamplingParams(max_tokens=1))
+    began, before = now(), steps()
+    answers = _answer(engine, asked, params)
+    seconds = now() - began
+    failed = [answer.error for answer in answers if answer.error]
+    if failed:
+        raise EngineFault(f"{task.name}: {failed[0]}")
+    return TaskRun(seconds, steps() - before, tuple(tuple(answer.outputs[0].token_ids) for answer in answers))
+
+
+def _answer(engine: Answers, asked: Sequence[str | list[int]], params: SamplingParams) -> Sequence[Any]:
+    if isinstance(asked[0], str):
+        return engine.chat([[{"role": "user", "content": each}] for each in asked], params, use_tqdm=False)
+    return engine.generate(asked, params, use_tqdm=False)
+
+
+def summary(task: str, streams: int, plain: Sequence[TaskRun], guessed: Sequence[TaskRun]) -> dict[str, Any]:
+    """Medians of runs taken in turns, without guesses and with them, and the ratio of each pair.
+
+    Raises:
+        EngineFault: an answer with guesses differs from the one without.
+    """
+    if any(run.tokens != plain[0].tokens for run in (*plain, *guessed)):
+        raise EngineFault(f"{task}, {streams} streams: guesses changed an answer; please report this")
+    ratio = Spread.of([one.tokens_s / other.tokens_s for one, other in zip(guessed, plain, strict=True)])
+    return {
+        "task": task,
+        "streams": streams,
+        "tokens": sum(map(len, plain[0].tokens)),
+        "plain_tok_s": Spread.of([run.tokens_s for run in plain]).median,
+        "guessed_tok_s": Spread.of([run.tokens_s for run in guessed]).median,
+        "ratio": ratio.median,
+        "ratio_lowest": ratio.lowest,
+        "ratio_highest": ratio.highest,
+        "plain_steps": plain[0].steps,
+        "guessed_steps": [run.steps for run in guessed],
+        "plain_seconds": [run.seconds for run in plain],
+        "guessed_seconds": [run.seconds for run in guessed],
+    }
+
+
+def speculation_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for people."""
+    heads = f"{'task':20}  {'streams':>7}  {'tokens':>6}  {'without, tok/s':>14}  {'with, tok/s':>11}  {'times':>5}"
+    lines = [f"{heads}  {'lowest..highest':>15}  {'tokens a step':>13}"]
+    for row in rows:
+        spread = f"{row['ratio_lowest']:.2f}..{row['ratio_highest']:.2f}"
+        steps = sorted(row["guessed_steps"])[len(row["guessed_steps"]) // 2]
+        lines.append(
+            f"{row['task']:20}  {row['streams']:7}  {row['tokens']:6}  {row['plain_tok_s']:14.1f}"
+            f"  {row['guessed_tok_s']:11.1f}  {row['ratio']:5.2f}  {spread:>15}  {row['tokens'] / steps:13.2f}"
+        )
+    return "\n".join(lines)

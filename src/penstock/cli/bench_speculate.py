@@ -1,0 +1,79 @@
+"""`penstock bench speculate`: what guesses save, task by task."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from penstock.bench.machine import load_average, provenance
+from penstock.bench.speculation import TaskRun, run_task, speculation_table, summary
+from penstock.bench.speculation_tasks import TASKS
+from penstock.cli.bench_report import json_only, json_option, report
+from penstock.cli.fallback import tell_torch_computes
+from penstock.cli.imports import lasting_imports
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
+from penstock.cli.sections import SectionedCommand
+from penstock.contract.config import EngineConfig
+
+__all__ = ["command"]
+
+_LEFT_OUT = NOT_OFFLINE | {"model", "speculate", "tool_call_parser", "reasoning_parser", "generation_config"}
+
+
+@click.command("speculate", cls=SectionedCommand)
+@click.option(
+    "--streams",
+    "streams",
+    multiple=True,
+    type=click.IntRange(1),
+    default=(1, 8),
+    show_default=True,
+    help="Requests at once. May be given several times.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each; medians are reported."
+)
+@json_option
+@config_options(EngineConfig, leave_out=_LEFT_OUT)
+@click.pass_context
+def command(
+    context: click.Context, /, streams: tuple[int, ...], repeats: int, target: Path | None, **_: object
+) -> None:
+    """Measure what guesses save with MODEL: five tasks with and without them, in turns, every answer compared.
+
+    Exit code 1 if an answer differs.
+    """
+    (config,) = build_configs(context, EngineConfig)
+    head = provenance()
+    with lasting_imports():
+        from penstock.llm.offline import LLM
+
+    tell_torch_computes(config.device)
+    options = library_options(config) | {"generation_config": "none"}
+    runs: dict[tuple[int, str, bool], list[TaskRun]] = {}
+    total = repeats * len(streams) * 2 * len(TASKS)
+    with tqdm(total=total, desc="Measuring", unit="run", leave=False, disable=None) as bar:
+        for repeat in range(repeats):
+            for count in streams:
+                for guessing in (False, True) if repeat % 2 == 0 else (True, False):
+                    with LLM(**options | {"speculate": guessing}) as llm:
+                        for task in TASKS:
+                            run = run_task(llm, task, count, llm.card.vocab_size, lambda llm=llm: _steps(llm))
+                            runs.setdefault((count, task.name, guessing), []).append(run)
+                            bar.update()
+    rows = [
+        summary(task.name, count, runs[count, task.name, False], runs[count, task.name, True])
+        for count in streams
+        for task in TASKS
+    ]
+    click.echo("every answer is the same with guesses and without", err=json_only(target))
+    record = head | {"kind": "speculate", "config": asdict(config), "rows": rows, "load_average_after": load_average()}
+    report(speculation_table(rows), record, target)
+
+
+def _steps(llm: Any) -> int:
+    return int(llm.scheduler.stats.steps)
