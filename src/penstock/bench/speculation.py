@@ -73,7 +73,7 @@ def run_task(
         EngineFault: an answer failed.
     """
     asked = [task.ask(stream, vocab_size) for stream in range(streams)]
-    form = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
+    form: dict[str, Any] = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
     params = SamplingParams(max_tokens=task.max_tokens, **task.sampling, **form)
     _answer(engine, asked, SamplingParams(max_tokens=1))
     began, before = now(), steps()

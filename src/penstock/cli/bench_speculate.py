@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def command(
                 for guessing in (False, True) if repeat % 2 == 0 else (True, False):
                     with LLM(**options | {"speculate": guessing}) as llm:
                         for task in TASKS:
-                            run = run_task(llm, task, count, llm.card.vocab_size, lambda llm=llm: _steps(llm))
+                            run = run_task(llm, task, count, llm.card.vocab_size, partial(_steps, llm))
                             runs.setdefault((count, task.name, guessing), []).append(run)
                             bar.update()
     rows = [

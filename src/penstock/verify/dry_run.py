@@ -70,8 +70,7 @@ class _AlwaysRight:
     """Guesses as many tokens as anybody does, which `_NoModel` then draws: sequences end in the fewest steps."""
 
     def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
-        longest = [(one.seq_id, one.tokens[-1:] * min(one.most, LONGEST_GUESS)) for one in sequences]
-        return tuple(Draft(seq_id, tuple(tokens)) for seq_id, tokens in longest)
+        return tuple(Draft(one.seq_id, (one.tokens[-1],) * min(one.most, LONGEST_GUESS)) for one in sequences)
 
 
 def _keep_threads(threads: int) -> None:

@@ -7,9 +7,8 @@ request fits every schedule's pool; schedule 0 has the sizes that the operator s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 from typing import Protocol
 
@@ -150,7 +149,7 @@ def draw_schedules(
     for index in range(count):
         draw = Random(f"schedule/{seed}/{index}")  # noqa: S311 - a workload, not a secret
         traits = _deal(index, served)
-        attempts = (
+        attempts: Iterator[Schedule] = (
             replace(drawn, config=replace(drawn.config, model_digest=model_digest))
             for drawn in (
                 _draw_schedule(draw, index, traits, requests, served, vocab, threads, window, served_blocks)
@@ -161,9 +160,13 @@ def draw_schedules(
             attempts = (_with_checkpoints(draw, drawn, served) for drawn in attempts)
         if served.speculate and not stateful:
             right = _RIGHT_GUESSES[index % len(_RIGHT_GUESSES)]
-            attempts = map(partial(replace, right_guesses=right), attempts)
+            attempts = _guessing(attempts, right)
         schedules.append(_best(attempts, dry_run))
     return tuple(schedules)
+
+
+def _guessing(attempts: Iterable[Schedule], right: float | None) -> Iterator[Schedule]:
+    return (replace(drawn, right_guesses=right) for drawn in attempts)
 
 
 def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> Schedule:
