@@ -1,7 +1,8 @@
 """The engine's thread: sleeps when there is nothing to do, steps while there is, and never waits with work at hand.
 
 The thread owns the `Engine`; everybody else talks to it by messages. No lock is held across a step, and a message costs
-its sender nothing but an append. Outputs go back to each event loop in one call a step.
+its sender nothing but an append. Outputs go back to each event loop in one call a step, once the next step has begun:
+whoever they wake would otherwise have the processor that computes.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class EngineLoop:
         self._admission = Admission(engine.scheduler, limits)
         self._recent = RecentQueue(limits)
         self._taken: list[ResolvedRequest] = []  # from the inbox, since the queue was shown
-        engine.on_planned = self._show_queue
+        self._held: StepOutputs = []  # of the last step, until the next one has begun
+        engine.on_planned = self._planned
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._inbox_lock = threading.Lock()
@@ -192,7 +194,7 @@ class EngineLoop:
             while not self._stopping:
                 self._drain()
                 if self._engine.has_work:
-                    self._publish(self._engine.step())
+                    self._step()
                     self._rest_at = self._clock.now() + REST_SECONDS
                     self._show()
                     self._tell_death()
@@ -206,6 +208,16 @@ class EngineLoop:
             self._show()
         self._close_inbox()
         self._keep_profile()
+
+    def _step(self) -> None:
+        outputs = self._engine.step()  # in which those of the step before are published
+        self._held += outputs
+        if not self._engine.has_work:
+            self._publish([])
+
+    def _planned(self) -> None:
+        self._publish([])
+        self._show_queue()
 
     def _keep_profile(self) -> None:
         """Write a profile that nobody has stopped."""
@@ -254,6 +266,7 @@ class EngineLoop:
         return self._inbox.get()
 
     def _receive(self, message: _Message) -> None:
+        self._publish([])  # before whatever it brings or ends
         match message:
             case _Submit(resolved, reader):
                 self._taken.append(resolved)
@@ -295,9 +308,10 @@ class EngineLoop:
         call.settle(None)
 
     def _publish(self, outputs: StepOutputs) -> None:
-        """Send a step's outputs: one call to each event loop, whatever the number of requests."""
+        """Send outputs, behind those that were held: one call to each event loop, whatever the number of requests."""
+        held, self._held = self._held, []
         by_request: dict[str, list[Output]] = defaultdict(list)
-        for request_id, output in outputs:
+        for request_id, output in (*held, *outputs):
             by_request[request_id].append(output)
         by_loop: dict[asyncio.AbstractEventLoop, list[_Delivery]] = defaultdict(list)
         for request_id, its_outputs in by_request.items():
