@@ -24,6 +24,7 @@ from penstock.contract.events import (
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, TokenPrompt
 from penstock.core import Scheduler
 from penstock.engine import EngineLoop, LocalClient
+from penstock.engine import loop as loop_module
 from penstock.engine.admission import Admission, QueueLimits
 from penstock.engine.output_queue import TOKEN_BYTES, WaitingRoom, merge
 from penstock.engine.prompt_echo import PromptEcho
@@ -210,6 +211,19 @@ async def test_a_slow_reader_gets_everything_in_few_pieces():
         outputs += [output async for output in stream]
         assert text_of(outputs) == bench.spelled(bench.expected("hello", 100))
         assert len([o for o in outputs if isinstance(o, ChoiceDelta)]) <= 3
+
+
+async def test_a_steps_outputs_are_handed_over_once_the_next_step_has_begun(monkeypatch):
+    """Whoever they wake would otherwise have the processor that is to compute."""
+    happened: list[str] = []
+    call = loop_module._call
+    monkeypatch.setattr(loop_module, "_call", lambda *given: (happened.append("outputs"), call(*given))[1])
+    async with serving() as (bench, client):
+        start = bench.engine._runner.start
+        bench.engine._runner.start = lambda plan: (happened.append("start"), start(plan))[1]
+        outputs = await collect(client, harness.request_of("one", bench.text, "hello", max_tokens=6))
+    assert tokens_of(outputs) == bench.expected("hello", 6)
+    assert happened == ["start", *["start", "outputs"] * 5, "outputs"]
 
 
 async def test_a_reader_who_leaves_too_much_lying_is_given_up_and_its_blocks_come_back():
