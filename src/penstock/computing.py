@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from penstock.contract.ports import OverlappingRunner, Profiler, Runner
 from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
 from penstock.remote import ProcessProfiler, ProcessRunner
+from penstock.store import store_root
 from penstock.text import TextModel
 from penstock.thread_turns import take_short_turns
 from penstock.weights.locate import default_cache_dir
@@ -92,6 +93,7 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
     """
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
+    config = replace(config, kv_store=str(store_root(config.kv_store, cache_dir) or "off"))
     return _Apart(config, cache_dir) if apart else _Here(config, cache_dir, serves)
 
 

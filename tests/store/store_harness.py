@@ -20,7 +20,7 @@ def open_store(root: Path, block_bytes: int = BYTES, **facts: str) -> BlockStore
 def save_of(number: int) -> Save:
     key = hashlib.sha256(b"key %d" % number).digest()
     parent = hashlib.sha256(b"key %d" % (number - 1)).digest()
-    return Save(number, key, parent, tuple(range(number, number + SIZE)))
+    return Save(number, key, parent, number, tuple(range(number, number + SIZE)))
 
 
 def body_of(number: int, block_bytes: int = BYTES) -> bytes:

@@ -33,7 +33,7 @@ def test_what_is_written_is_found_and_read(tmp_path):
     for number in range(1, 4):
         assert store.read(save_of(number).key) == body_of(number)
     origin, body = store.origin(keys[1])
-    assert origin == (keys[1], keys[0], tuple(range(2, 2 + SIZE)))
+    assert origin == (keys[1], keys[0], 2, tuple(range(2, 2 + SIZE)))
     assert body == body_of(2)
 
 

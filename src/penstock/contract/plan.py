@@ -103,12 +103,14 @@ class Save:
         block: its id.
         key: under which it will be asked for.
         parent: the key of the block before it, or the root of its sequence's keys.
+        before: how many blocks are before it.
         tokens: its tokens, by which it can be computed again.
     """
 
     block: int
     key: bytes
     parent: bytes
+    before: int
     tokens: tuple[int, ...]
 
 

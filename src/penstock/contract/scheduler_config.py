@@ -37,6 +37,7 @@ class SchedulerConfig:
             nothing of it can be kept or continued: sequences are embedded only.
         step_target_ms: milliseconds that a step may take while somebody decodes, by what earlier ones took; prompts
             get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
+        storing: whether full blocks are saved beyond the process, and stored ones read instead of computed.
     """
 
     num_blocks: int
@@ -54,6 +55,7 @@ class SchedulerConfig:
     checkpoint_interval: int = 0
     looks_ahead: bool = False
     step_target_ms: int = 0
+    storing: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -79,6 +81,8 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.storing and (not self.prefix_caching or self.window is not None or self.checkpoints is not None):
+            raise ConfigError("storing", "needs a prefix cache, and a model without window and recurrent state")
         if self.looks_ahead:
             self._check_looking_ahead()
 

@@ -57,6 +57,9 @@ class Seq:
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
+        sought: whether its blocks were looked for in the store since it waits.
+        stored: how many leading blocks were found there, or in memory.
+        restore_end: leading positions that are read from the store, or were, rather than computed; 0 for none.
     """
 
     __slots__ = (
@@ -77,9 +80,12 @@ class Seq:
         "newest_state",
         "rank",
         "request",
+        "restore_end",
         "scheduled",
+        "sought",
         "state",
         "stop_ids",
+        "stored",
         "tokens",
     )
 
@@ -102,6 +108,9 @@ class Seq:
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
         self.charged = 0
+        self.sought = False
+        self.stored = 0
+        self.restore_end = 0
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1
@@ -132,10 +141,22 @@ class Seq:
     @property
     def remaining(self) -> int:
         """Positions that its next row could compute; 1 while it decodes, 0 where that is not known yet or none is."""
+        if self.computed < self.restore_end:
+            return 0
         if not self.drawing:
             return len(self.tokens) - self.scheduled
         coming = len(self.tokens) + self.drawing
         return 0 if self.drafted or coming >= self.limit else coming - self.scheduled
+
+    @property
+    def to_restore(self) -> int:
+        """Positions that its next row could read from the store; 0 while a row in flight reads some."""
+        return self.restore_end - self.scheduled if self.scheduled == self.computed else 0
+
+    def restored(self, complete: bool) -> None:
+        """Note that a row that read was committed; if it did not get all, the rest is computed."""
+        if not complete:
+            self.restore_end = self.scheduled = self.computed
 
     def schedule(self, step: int, count: int, draws: bool) -> None:
         """Note its row of `count` positions in plan `step`."""
@@ -197,6 +218,8 @@ class Seq:
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
         self.branches = ()
+        self.sought = False
+        self.stored = self.restore_end = 0
 
     def _change(self, state: SeqState) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -21,11 +21,18 @@ from typing import Any
 
 from penstock.store.block_file import FileForm
 
-__all__ = ["ABOUT", "OPEN", "StoreFolder", "block_files", "clear", "folders", "open_folder"]
+__all__ = ["ABOUT", "OPEN", "StoreFolder", "block_files", "clear", "folder_at", "folders", "open_folder", "store_root"]
 
 ABOUT = "about.json"
 OPEN = "tmp"
 """The folder of files that are being written."""
+
+
+def store_root(option: str, cache_dir: Path) -> Path | None:
+    """Where blocks are kept by the option `kv_store`; None for nowhere."""
+    if option == "off":
+        return None
+    return cache_dir / "kv-blocks" if option == "auto" else Path(option).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,15 @@ class StoreFolder:
 
     def size(self) -> tuple[int, int]:
         """How many blocks are in it, and bytes; costs a look at each."""
-        sizes = [entry.stat().st_size for entry in block_files(self.path)]
+        sizes = []
+        for entry in block_files(self.path):
+            with suppress(OSError):  # it was evicted meanwhile
+                sizes.append(entry.stat().st_size)
         return len(sizes), sum(sizes)
+
+    def used(self) -> float:
+        """When a block of it was written or read last, in seconds since 1970; 0.0 where there is none."""
+        return max((entry.stat().st_mtime for entry in block_files(self.path)), default=0.0)
 
 
 def open_folder(root: Path, facts: Mapping[str, str], block_size: int, block_bytes: int) -> StoreFolder:
@@ -78,13 +92,22 @@ def open_folder(root: Path, facts: Mapping[str, str], block_size: int, block_byt
     return folder
 
 
+def folder_at(path: Path) -> StoreFolder:
+    """The folder that was made at `path`.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: there is none.
+    """
+    about: dict[str, Any] = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+    form = FileForm(bytes.fromhex(about["contract"]), int(about["block_size"]), int(about["block_bytes"]))
+    return StoreFolder(path, about["facts"], form)
+
+
 def folders(root: Path) -> Iterator[StoreFolder]:
     """Every folder of a store, in order of name; what is none is left out."""
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
-            about: dict[str, Any] = json.loads((path / ABOUT).read_text(encoding="utf-8"))
-            form = FileForm(bytes.fromhex(about["contract"]), int(about["block_size"]), int(about["block_bytes"]))
-            yield StoreFolder(path, about["facts"], form)
+            yield folder_at(path)
 
 
 def block_files(path: Path) -> Iterator[os.DirEntry[str]]:

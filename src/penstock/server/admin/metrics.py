@@ -24,7 +24,7 @@ from penstock.server.delivery.observation import RequestRecord
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.route import Route
 
-__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "EngineMetrics", "RequestCounter", "routes"]
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "STORE_OUTCOMES", "EngineMetrics", "RequestCounter", "routes"]
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -33,6 +33,7 @@ ENGINE = "0"
 GAUGES = {
     "vllm:num_requests_running": ("running", "Sequences that hold a slot."),
     "vllm:num_requests_waiting": ("waiting", "Sequences that wait for a slot or for KV blocks."),
+    "penstock:kv_store_bytes": ("store_bytes", "Bytes of the disk that the store of KV blocks takes."),
 }
 """Metric -> field of `Measurements`, help."""
 
@@ -43,11 +44,15 @@ COUNTERS = {
     "vllm:generation_tokens": ("generated_tokens", "Tokens generated."),
     "vllm:prefix_cache_queries": ("query_tokens", "Tokens that admissions asked the prefix cache for."),
     "vllm:prefix_cache_hits": ("hit_tokens", "Those of them that it had."),
+    "vllm:external_prefix_cache_queries": ("sought_tokens", "Tokens that were looked for in the store of KV blocks."),
+    "vllm:external_prefix_cache_hits": ("restored_tokens", "Those of them that were read from there."),
     "penstock:cancelled_tokens_wasted": ("wasted_tokens", "Tokens generated for sequences that were aborted."),
     "penstock:engine_steps": ("steps", "Steps planned."),
     "penstock:engine_steps_failed": ("failed_steps", "Steps that failed as a whole and were computed again."),
     "penstock:runners_lost": ("lost_runners", "Processes that computed and are gone, each followed by another."),
 }
+
+STORE_OUTCOMES = ("written", "dropped", "failed", "damaged", "evicted")
 
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
@@ -144,6 +149,9 @@ class EngineMetrics(Collector):
         text = "Prompt tokens of sequences that have their first token, by where their KV came from."
         yield self._by("vllm:prompt_tokens_by_source", text, "source", sources)
         yield self._by("vllm:request_success", "Sequences that ended, by how.", "finished_reason", measured.finished)
+        outcomes = tuple((each, getattr(measured, f"store_{each}")) for each in STORE_OUTCOMES)
+        text = "KV blocks that were to be kept in files, by what became of them."
+        yield self._by("penstock:kv_store_blocks", text, "outcome", outcomes)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
         refusals = tuple((cause.value, count) for cause, count in self._requests.refusals.items())
