@@ -9,7 +9,8 @@ are put out of the system's page cache, and a third one is asked (`disk`). A sho
 
 `steps`: the same load with and without a store, in turns, in processes of their own. Every run makes the same plans, so
 that step number n computes the same in all of them; of each the best of all rounds is taken, with and without, and what
-is compared is these, in steps that read prompts and in steps that decode.
+is compared is these, in steps that read prompts and in steps that decode. `noise` compares the rounds without a store
+with each other, every other one with the rest.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def _put_out_of_cache(path: Path) -> None:
         os.close(descriptor)
 
 
-def measure_steps(model: str, root: str, seed: int) -> list[tuple[int, float]]:
-    """Positions and seconds of each step of a load of its own."""
+def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, float]], int]:
+    """Positions and seconds of each step of a load of its own, and how many blocks were in files at its end."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(100, 30_000) for _ in range(_PROMPT)] for _ in range(_STREAMS)]
     program = (
@@ -129,22 +130,27 @@ def measure_steps(model: str, root: str, seed: int) -> list[tuple[int, float]]:
         for plan, result in zip(plans, results, strict=True)
         if plan["rows"]
     ]
-    return steps[2 * _NEW :]
+    written = [result["store"]["written"] for result in results if result["store"]]
+    return steps[2 * _NEW :], written[-1] if written else 0
 
 
 def _compare_steps(model: str, rounds: int) -> dict[str, Any]:
     """With and without a store, in turns."""
     taken: dict[str, list[list[tuple[int, float]]]] = {"without": [], "with": []}
+    written = []
     for seed in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             order = list({"without": "off", "with": folder}.items())
             for name, root in order if seed % 2 else reversed(order):
-                taken[name].append(measure_steps(model, root, seed=1))
+                steps, count = measure_steps(model, root, seed=1)
+                taken[name].append(steps)
+                written += [count] if name == "with" else []
     sizes = [count for count, _ in taken["with"][0]]
     if any([count for count, _ in run] != sizes for runs in taken.values() for run in runs):
         raise EngineFault("the runs made different plans")
-    best = {name: [min(run[at][1] for run in runs) for at in range(len(sizes))] for name, runs in taken.items()}
-    found: dict[str, Any] = {"steps": len(sizes)}
+    best = {name: _best(runs) for name, runs in taken.items()}
+    halves = _best(taken["without"][::2]), _best(taken["without"][1::2])
+    found: dict[str, Any] = {"steps": len(sizes), "blocks_written_meanwhile": written}
     for kind, wanted in (("prompts", lambda count: count > _STREAMS), ("decoding", lambda count: count <= _STREAMS)):
         at = [number for number, count in enumerate(sizes) if wanted(count)]
         pairs = sorted(best["with"][number] / best["without"][number] for number in at)
@@ -155,8 +161,15 @@ def _compare_steps(model: str, rounds: int) -> dict[str, Any]:
             "with_over_without": sums["with"] / sums["without"],
             "median_step": statistics.median(pairs),
             "worst_step": pairs[-1],
+            "noise": sum(halves[0][number] for number in at) / sum(halves[1][number] for number in at),
+            "noise_of_worst_step": max(halves[0][number] / halves[1][number] for number in at),
         }
     return found | {"runs": taken}
+
+
+def _best(runs: list[list[tuple[int, float]]]) -> list[float]:
+    """Of each step, the shortest time that it took in any run."""
+    return [min(run[at][1] for run in runs) for at in range(len(runs[0]))]
 
 
 def main() -> None:

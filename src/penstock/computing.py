@@ -108,6 +108,7 @@ class _Here:
         self._config = config
         self._cache_dir = cache_dir
         self._files = loading.find_model(config, cache_dir)
+        self._end: Callable[[], None] = lambda: None
 
     def found(self, announce: Announce) -> ModelFacts:  # noqa: ARG002 - there is nothing to say yet
         """See `Starting`."""
@@ -119,6 +120,7 @@ class _Here:
         from penstock.nn.cost import cost
 
         runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
+        self._end = runner.close
         if self._serves:
             take_short_turns()
             grammars.prepare()  # else all streams would wait for it when the first grammar comes
@@ -126,7 +128,8 @@ class _Here:
         return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Write what is to be kept, and leave nothing behind."""
+        self._end()
 
 
 class _Apart:

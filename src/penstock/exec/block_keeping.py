@@ -15,6 +15,9 @@ from penstock.thread_turns import give_way
 
 __all__ = ["BlockKeeping"]
 
+_LAST_SECONDS = 5.0
+"""For what is still to be saved when a runner is closed."""
+
 
 class BlockKeeping:
     """A store beside the KV memory of one runner. Owned by it.
@@ -65,5 +68,6 @@ class BlockKeeping:
         return self._writer.settle(seconds)
 
     def close(self) -> None:
-        """Save no more."""
+        """Save what is to be saved, if that takes no longer than seconds, and no more."""
+        self._writer.settle(_LAST_SECONDS)
         self._writer.close()

@@ -135,7 +135,7 @@ class TorchRunner:
         return False
 
     def close(self) -> None:
-        """Save no more blocks, where any are saved."""
+        """Save no more blocks, where any are saved, but for those that were to be saved."""
         if self._keeping is not None:
             self._keeping.close()
 

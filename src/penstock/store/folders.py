@@ -55,8 +55,8 @@ class StoreFolder:
         Raises:
             OSError: it cannot be made.
         """
-        (self.path / OPEN).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path.parent.chmod(0o700)
+        for each in (self.path.parent, self.path, self.path / OPEN):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = self.path / ABOUT
         if not about.exists():
             form = self.form
