@@ -133,7 +133,7 @@ def test_a_block_that_is_handed_out_again_is_not_saved_as_it_was(tmp_path):
     for key, content in zip(keys(), right, strict=True):
         found = store.read(key)
         assert found is None or found == content
-    counts = first.keeping.news() or first.results[-1].store
+    counts = first.keeping.end() or first.results[-1].store
     assert counts.written + counts.dropped + counts.failed == 4
     first.close()
 
@@ -144,5 +144,5 @@ def test_warming_up_saves_nothing_and_takes_nothing_back(tmp_path):
     first.keeping.begin(StepPlan(0, (), (), (), saves=tuple(saves((0, 3)))))
     first.runner.warm_up()
     assert first.keeping.settle(10)
-    assert first.keeping.news().dropped == 0
+    assert first.keeping.end().dropped == 0
     first.close()

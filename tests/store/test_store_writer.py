@@ -105,6 +105,18 @@ def test_a_memory_that_changes_all_the_time_is_never_saved_wrong(tmp_path, made)
     assert counts.damaged == 0
 
 
+def test_while_steps_run_little_is_written_and_then_the_rest(tmp_path, made):
+    store, memory = open_store(tmp_path), Memory(40)
+    writer = made(store, memory)
+    writer.step_begins()
+    writer.offer([save_of(block) for block in range(40)])
+    assert not writer.settle(0.2)
+    assert writer.counts.written < 30
+    writer.step_ends()
+    assert writer.settle(10)
+    assert writer.counts.written == 40
+
+
 def test_a_full_disk_is_counted_and_left_alone_for_a_while(tmp_path, made, monkeypatch):
     store, memory = open_store(tmp_path), Memory(4)
     tries = []

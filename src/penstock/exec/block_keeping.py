@@ -37,6 +37,7 @@ class BlockKeeping:
 
     def begin(self, plan: StepPlan) -> None:
         """What a plan saves from now on, and what it hands out; to be called before any of its rows."""
+        self._writer.step_begins()
         if plan.saves:
             self._writer.offer(plan.saves)
         size = self._kv.block_size
@@ -55,8 +56,9 @@ class BlockKeeping:
             self._kv.fill_block(block, content)
         return None
 
-    def news(self) -> StoreCounts | None:
-        """How saving goes, if that has changed since the last call."""
+    def end(self) -> StoreCounts | None:
+        """The plan is computed; how saving goes, if that has changed since the last call."""
+        self._writer.step_ends()
         counts = self._writer.counts
         if counts == self._said:
             return None
@@ -69,5 +71,6 @@ class BlockKeeping:
 
     def close(self) -> None:
         """Save what is to be saved, if that takes no longer than seconds, and no more."""
+        self._writer.step_ends()
         self._writer.settle(_LAST_SECONDS)
         self._writer.close()

@@ -121,7 +121,7 @@ class TorchRunner:
         if rows:
             with torch.inference_mode(), going_first():
                 results += self._compute(rows)
-        news = None if self._keeping is None else self._keeping.news()
+        news = None if self._keeping is None else self._keeping.end()
         return StepResult(plan.step, results, self._clock.now() - began, restoring, news)
 
     def reset(self) -> bool:
@@ -132,6 +132,8 @@ class TorchRunner:
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
+        if self._keeping is not None:
+            self._keeping.end()
         return False
 
     def close(self) -> None:

@@ -4,6 +4,9 @@ A step says which blocks are to be kept and goes on; the thread takes their byte
 it. Before a step hands a block out again it takes it back (`take_back`): what was not written by then never is, and is
 counted. So nothing is copied while a step waits, the queue takes no memory, and it cannot grow beyond the pool.
 
+Even so it is felt: it holds Python's lock for moments, and takes caches and memory from a step. So while steps follow
+each other it rests after each block for many times as long as that took, and makes up for it when nobody computes.
+
 The two never wait for each other. Who hands a block out first removes it from what is pending and then looks whether it
 is being copied at this moment; the thread first says what it copies, and then removes it. Whatever the order, one of
 them sees the other, and a copy that was overlapped is thrown away.
@@ -31,6 +34,16 @@ log = logging.getLogger(__name__)
 _NOBODY = -1
 _REST_SECONDS = 30.0
 """For which nothing is written after a write failed: a full disk stays full for a while."""
+
+
+_RESTS = 60.0
+"""While steps run, how many times as long as a block took the thread rests after it: a block costs a step a quarter of
+a millisecond or so, and takes at least twice that by the clock, so steps lose less than a hundredth."""
+
+_MOST_REST = 1.0
+_SLICE = 0.01
+_QUIET = 0.02
+"""Seconds after a step in which another one may be expected, so that nobody rests between two."""
 
 
 class BlockWriter:
@@ -61,6 +74,8 @@ class BlockWriter:
         self._dropped = 0  # counted by who runs steps
         self._written = self._failed = 0  # counted by the thread
         self._resting_until = 0.0
+        self._stepping = False
+        self._stepped = 0.0  # when the last step ended
         self._thread = threading.Thread(target=self._work, name="penstock-store", daemon=True)
         self._thread.start()
 
@@ -69,6 +84,15 @@ class BlockWriter:
         """What became of blocks so far."""
         damaged, budget = self._store.damaged, self._budget
         return StoreCounts(self._written, self._dropped, self._failed, damaged, budget.evicted, budget.taken)
+
+    def step_begins(self) -> None:
+        """Somebody computes from now on."""
+        self._stepping = True
+
+    def step_ends(self) -> None:
+        """Nobody does, until the next step begins."""
+        self._stepped = time.monotonic()
+        self._stepping = False
 
     def offer(self, saves: Iterable[Save]) -> None:
         """Write these blocks when there is time; their bytes stay as they are until `take_back`."""
@@ -108,6 +132,7 @@ class BlockWriter:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while (block := self._order.get()) is not None:
             give_way()
+            began = time.monotonic()
             try:
                 self._save(block)
             except OSError as error:
@@ -118,6 +143,13 @@ class BlockWriter:
                 log.exception("a block was not kept")
             finally:
                 self._copied = _NOBODY
+            self._rest(time.monotonic() - began)
+
+    def _rest(self, taken: float) -> None:
+        """Keep still after a block that took so long, unless nobody computes."""
+        until = time.monotonic() + min(_MOST_REST, _RESTS * taken)
+        while (now := time.monotonic()) < until and (self._stepping or now - self._stepped < _QUIET):
+            time.sleep(_SLICE)
 
     def _save(self, block: int) -> None:
         self._overlapped = False
