@@ -21,7 +21,19 @@ TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """Which of several processes this is that share the tests, `gw0`, `gw1`, ...; "" if it runs them alone."""
 
-LENDERS = ("models", "weights", "server", "engine", "e2e", "conformance", "kernels", "cli", "remote", "workers")
+LENDERS = (
+    "models",
+    "weights",
+    "server",
+    "engine",
+    "e2e",
+    "conformance",
+    "kernels",
+    "cli",
+    "remote",
+    "workers",
+    "store",
+)
 """Rooms whose tests lend something to others."""
 
 for folder in LENDERS:

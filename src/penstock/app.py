@@ -51,6 +51,7 @@ from penstock.engine import (
 from penstock.freed_memory import give_back
 from penstock.journal import AnswerJournal, StreamJournal, model_digest
 from penstock.model_text import open_model_text
+from penstock.store import BlockStore, folder_at
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
 
@@ -249,13 +250,15 @@ def _join(
         checkpoint_interval=config.checkpoint_interval,
         looks_ahead=facts.looks_ahead,
         step_target_ms=config.step_target_ms,
+        storing=bool(facts.kv_folder),
     )
+    stored = BlockStore(folder_at(Path(facts.kv_folder))) if facts.kv_folder else None
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
     drafter = SuffixDrafter() if config.speculate else None
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock(), drafter)
+    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock(), drafter, stored)
     intake = Intake(
         text,
         card,

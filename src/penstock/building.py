@@ -20,12 +20,14 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.contract.scheduler_config import most_blocks
+from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import kv_budget
 from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes, blocks_for
 from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import share_memory, state_bytes
 from penstock.grammar import GrammarLibrary
+from penstock.kept_blocks import open_store
 from penstock.loading import LoadedModel, load_model
 from penstock.model_text import grammars_of
 from penstock.sampling import read_model_defaults
@@ -92,19 +94,26 @@ def load_runner(
     loaded = load_model(config, files, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     grammars.keep_within(MemoryBudget(config.memory_limit).grammars)
-    runner, facts = build_runner(loaded.config, loaded, grammars, text, like)
+    runner, facts = build_runner(loaded.config, loaded, grammars, text, like, announce)
     return runner, facts, loaded, grammars
 
 
 def build_runner(
-    config: EngineConfig, loaded: LoadedModel, grammars: Grammars, text: TextModel, like: MemoryReport | None = None
+    config: EngineConfig,
+    loaded: LoadedModel,
+    grammars: Grammars,
+    text: TextModel,
+    like: MemoryReport | None = None,
+    announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
 ) -> tuple[TorchRunner, RunnerFacts]:
     """Size the KV cache, from what memory is left now or like one before, and warm up; see `load_runner`."""
     memory = like or _sizes(config, loaded)
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
     states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
     budgets = ReasoningBudgets(text)
-    runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states)
+    store = open_store(config, loaded, kv, announce)
+    keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes)
+    runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states, keeping)
     runner.warm_up()
     facts = RunnerFacts(
         config=config,
@@ -114,6 +123,7 @@ def build_runner(
         window=loaded.program.window,
         looks_ahead=loaded.program.looks_ahead,
         model_digest=loaded.files.digest,
+        kv_folder="" if store is None else str(store.blocks.folder.path),
     )
     return runner, facts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,7 @@ from penstock.contract.ports import OverlappingRunner, Profiler, Runner
 from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
 from penstock.remote import ProcessProfiler, ProcessRunner
+from penstock.store import store_root
 from penstock.text import TextModel
 from penstock.thread_turns import take_short_turns
 from penstock.weights.locate import default_cache_dir
@@ -92,6 +93,7 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
     """
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
+    config = replace(config, kv_store=str(store_root(config.kv_store, cache_dir) or "off"))
     return _Apart(config, cache_dir) if apart else _Here(config, cache_dir, serves)
 
 
@@ -106,6 +108,7 @@ class _Here:
         self._config = config
         self._cache_dir = cache_dir
         self._files = loading.find_model(config, cache_dir)
+        self._end: Callable[[], None] = lambda: None
 
     def found(self, announce: Announce) -> ModelFacts:  # noqa: ARG002 - there is nothing to say yet
         """See `Starting`."""
@@ -117,6 +120,7 @@ class _Here:
         from penstock.nn.cost import cost
 
         runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
+        self._end = runner.close
         if self._serves:
             take_short_turns()
             grammars.prepare()  # else all streams would wait for it when the first grammar comes
@@ -124,7 +128,8 @@ class _Here:
         return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 
     def close(self) -> None:
-        """Nothing is left behind."""
+        """Write what is to be kept, and leave nothing behind."""
+        self._end()
 
 
 class _Apart:

@@ -22,6 +22,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.model import ModelShape
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.contract.scheduler_config import most_blocks
+from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import (
     compute_threads,
     good_dtypes,
@@ -157,6 +158,7 @@ class LoadedModel:
         grammars: Grammars | None = None,
         budgets: ThinkingBudgets | None = None,
         states: StateStore | None = None,
+        keeping: BlockKeeping | None = None,
     ) -> TorchRunner:
         """A runner over stores of this model's.
 
@@ -173,6 +175,7 @@ class LoadedModel:
             budgets,
             states,
             self.embedding_layers,
+            keeping,
         )
 
 

@@ -126,6 +126,9 @@ class Harness:
         self.kills = 0
         self.ahead = 0  # rows that were planned while another of their sequence was in flight
         self.stopwatch: random.Random | None = None  # draws what steps took, if given
+        self.memory_of_disk = random.Random(len(self.trace[0])) if cfg.storing else None  # which forgets, and lies
+        self.savers: dict[bytes, str] = {}  # key -> salt of who saved it
+        self.saved = self.restored = self.short = 0  # blocks
         self.cut = 0  # plans in which a prompt got less than the token budget would have given it
 
     def _watch_takings(self) -> None:
@@ -227,6 +230,7 @@ class Harness:
 
     def plan(self) -> StepPlan:
         drafts, alone = self._drafts(), not self.flights
+        self._look_up()
         if drafts:
             self.trace.append(trace.encode_drafts(drafts))
         self.takers.clear()
@@ -241,6 +245,7 @@ class Harness:
         self.trace.append(trace.encode_plan(plan))
         self._check_admits(plan)
         self._check_drafts(plan, drafts)
+        self._check_stored(plan)
         self.kept += sum(len(row.checkpoints) for row in plan.rows)
         left = any(seq.remaining > 1 for seq in self.scheduler._running)
         self.cut += bool(self.config.step_target_ms) and left and plan.num_tokens < self.config.max_num_batched_tokens
@@ -252,6 +257,33 @@ class Harness:
             require(bool(plan.rows) == self.scheduler.has_work, "a step with work at hand computes something")
         self.check()
         return plan
+
+    def _look_up(self) -> None:
+        """What an engine does with a store: one that forgets, and what is found may be gone when it is read."""
+        rng = self.memory_of_disk
+        for seq_id, present, keys in self.scheduler.unsought():
+            require(rng is not None, "nobody looks where nothing is stored")
+            found = next((at for at, key in enumerate(keys) if key not in self.runner.stored), len(keys))
+            if rng.random() < 0.1:
+                found = rng.randint(0, len(keys))
+            self.note_stored(seq_id, present + found)
+        if rng is not None and self.runner.stored and rng.random() < 0.1:
+            del self.runner.stored[rng.choice(list(self.runner.stored))]
+
+    def note_stored(self, seq_id: str, blocks: int) -> None:
+        self.trace.append(trace.encode_stored(seq_id, blocks))
+        self.scheduler.note_stored(seq_id, blocks)
+        self.check()
+
+    def _check_stored(self, plan: StepPlan) -> None:
+        for save in plan.saves:
+            salt, _ = self.writers[save.block]
+            require(self.savers.setdefault(save.key, salt) == salt, "a key is one salt's")
+        self.saved += len(plan.saves)
+        names = {seq.slot: seq.id for seq in self.scheduler._running}
+        for row in plan.rows:
+            salt = self.requests[names[row.slot]].cache_salt
+            require(all(self.savers.get(key, salt) == salt for key in row.stored), "KV is read within its salt only")
 
     def _drafts(self) -> tuple[Draft, ...]:
         if self.drafter is None:
@@ -278,6 +310,8 @@ class Harness:
         result = self._timed(result)
         plan = self.flights.popleft()
         self._note_writes(plan)
+        self.restored += sum(len(row.stored) for row in plan.rows)
+        self.short += any(row.restored for row in result.rows)
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
         self.note(events)
@@ -316,7 +350,7 @@ class Harness:
         longest = max((self.limit(seq_id) for seq_id in self.live), default=0)
         waits = len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
         tried_alone = (2 * len(self.poisoned) + self.finds_out) * (self.config.max_num_seqs + 1) * longest
-        return waits * self.config.depth + len(self.flights) + tried_alone
+        return waits * self.config.depth + len(self.flights) + tried_alone + self.config.storing
 
     def limit(self, seq_id: str) -> int:
         req = self.requests[seq_id]
@@ -494,11 +528,17 @@ def _run_episode(seed: int, moves: int) -> Harness:
         cfg = replace(
             cfg, policy="fair", max_num_seqs=rng.randint(3, 5), max_num_batched_tokens=flooding.randint(5, 40)
         )
-    harness = Harness(replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size)), drafter)
+    cfg = replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size))
+    storing = random.Random(f"{seed} store")
+    if stores := cfg.prefix_caching and storing.random() < 0.3:
+        cfg = replace(cfg, window=None, checkpoints=None, checkpoint_interval=0, storing=True)
+    harness = Harness(cfg, drafter)
     harness.stopwatch = timing if timing.random() < 0.7 else None
     for number in range(moves):
         if floods and number % 20 == 5:
             flood(harness, flooding, number)
+        if stores and harness.flights and storing.random() < 0.1 and not harness.finds_out and harness.kills < 2:
+            harness.kill()  # what is read is most of what was computed before it
         if harness.flights and broken.random() < 0.08:
             harness.drop()
         if troubled and harness.flights and failing.random() < 0.08 and not harness.finds_out:  # else it would convict

@@ -15,7 +15,7 @@ import pytest
 from core_harness import Violation, run_episode, run_workload
 
 from penstock.contract.errors import EngineFault, NeverFits
-from penstock.contract.plan import SampledToken
+from penstock.contract.plan import SampledToken, Save
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
 from penstock.core.checkpoints import Checkpoints
@@ -23,6 +23,7 @@ from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import FairQueue
 from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
+from penstock.core.restoring import Restoring
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.slot_claims import SlotClaims
@@ -298,7 +299,7 @@ def seal_a_rejected_position(patch):
         tokens, end, size = (*seq.tokens, *row.drafts), row.start + row.count, self.config.block_size
         take_in(self, row, seq, result, events)
         if row.drafts and seq.state is sequence.SeqState.RUNNING and end >= (seq.lease.sealed + 1) * size:
-            at, keys = seq.lease.sealed, [seq.chain._root, *seq.chain.keys]
+            at, keys = seq.lease.sealed, [seq.chain.root, *seq.chain.keys]
             self._pool.seal(seq.lease, at, block_keys.block_key(keys[at], tokens[at * size : (at + 1) * size]))
 
     patch(Scheduler, "_take_in", greedy)
@@ -699,7 +700,71 @@ def stop_too_few_for_the_blocks(patch):
     patch(SlotClaims, "_to_stop", lambda self, seq, stoppable: list(stoppable[:1]))
 
 
+def save_a_block_before_it_is_sealed(patch):
+    sealed = Restoring.sealed
+
+    def eager(self, seq, index):
+        sealed(self, seq, index)
+        keys, blocks = seq.chain.keys, seq.lease.blocks
+        if index + 1 < min(len(keys), len(blocks)):
+            size = self._config.block_size
+            tokens = tuple(seq.tokens[(index + 1) * size : (index + 2) * size])
+            self._saves.append(Save(blocks[index + 1], keys[index + 1], keys[index], index + 1, tokens))
+
+    patch(Restoring, "sealed", eager)
+
+
+def save_under_the_key_of_the_block_before(patch):
+    take = Restoring.take_saves
+    patch(Restoring, "take_saves", lambda self: tuple(replace(save, key=save.parent) for save in take(self)))
+
+
+def save_what_was_lost(patch):
+    patch(Restoring, "forget", lambda self: None)
+
+
+def save_a_plan_too_late(patch):
+    take = Restoring.take_saves
+
+    def late(self):
+        due = getattr(late, "due", {}).pop(id(self), ())
+        late.due = {**getattr(late, "due", {}), id(self): take(self)}
+        return due
+
+    patch(Restoring, "take_saves", late)
+
+
+def take_a_short_read_for_a_whole_one(patch):
+    patch(Scheduler, "_take_restored", whole(Scheduler._take_restored))
+
+
+def whole(take):
+    return lambda self, row, seq, result: take(self, row, seq, None)
+
+
+def plan_a_row_behind_one_that_reads(patch):
+    patch(Seq, "remaining", property(lambda seq: len(seq.tokens) + seq.drawing - seq.scheduled))
+
+
+def read_blocks_of_another_place(patch):
+    begin = Restoring.begin
+
+    def shifted(self, seq):
+        begin(self, seq)
+        if seq.restore_end:
+            seq.chain.keys.reverse()
+
+    patch(Restoring, "begin", shifted)
+
+
 MUTANTS = [
+    save_a_block_before_it_is_sealed,
+    save_under_the_key_of_the_block_before,
+    save_what_was_lost,
+    save_a_plan_too_late,
+    take_a_short_read_for_a_whole_one,
+    plan_a_row_behind_one_that_reads,
+    read_blocks_of_another_place,
     forget_that_one_stopped,
     take_a_slot_from_whoever_has_any,
     stop_too_few_for_the_blocks,

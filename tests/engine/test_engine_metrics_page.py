@@ -14,7 +14,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.admin.metrics import COUNTERS, GAUGES, HISTOGRAMS
+from penstock.server.admin.metrics import COUNTERS, GAUGES, HISTOGRAMS, STORE_OUTCOMES
 
 CARD = ModelCard("acme/tiny-1", 0, 128, 32, True)
 MODEL = {"model_name": "acme/tiny-1", "engine": "0"}
@@ -91,6 +91,9 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         "penstock:engine_steps_total": 4 + 2 + 2,
         "penstock:engine_steps_failed_total": 0,
         "penstock:runners_lost_total": 0,
+        "penstock:kv_store_bytes": 0,
+        "vllm:external_prefix_cache_queries_total": 0,
+        "vllm:external_prefix_cache_hits_total": 0,
         "penstock:memory_limit_bytes": MemoryBudget().limit,
     }
     labelled = {key: value for key, value in found.items() if key[1] and "le" not in dict(key[1])}
@@ -106,6 +109,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         ("vllm:request_success_total", (("finished_reason", "abort"),)): 1,
         ("vllm:request_success_total", (("finished_reason", "error"),)): 0,
         ("vllm:admission_rejections_total", (("reason", "queue_full"),)): 1,
+        **{("penstock:kv_store_blocks_total", (("outcome", outcome),)): 0 for outcome in STORE_OUTCOMES},
         **{("penstock:memory_bytes", (("store", store),)): 0 for store in STORES},
         **{("penstock:requests_refused_total", (("reason", cause.value),)): 0 for cause in RefusalCause},
     }

@@ -28,6 +28,7 @@ COMMANDS = {
     "convert": "Turn a GPT-2 in a .pt file into a model directory.",
     "tokenizer": "Write a model's tokenizer as a directory that transformers reads.",
     "rm": "Remove a model from the cache.",
+    "cache": "List, measure, clear and verify the KV blocks that are kept in files.",
     "ps": "List the servers that run on this machine.",
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",

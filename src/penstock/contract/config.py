@@ -46,7 +46,7 @@ LOG_FORMATS = ("text", "json")
 ANY_NAME = "*"
 """The served model name that stands for every name."""
 
-BYTE_FIELDS = frozenset({"kv_cache_memory", "memory_limit"})
+BYTE_FIELDS = frozenset({"kv_cache_memory", "kv_store_bytes", "memory_limit"})
 """Fields that operators may give as text, for `read_bytes`."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -183,6 +183,17 @@ class EngineConfig:
         "Guess what comes next from what an answer repeats, and compute several tokens in a step where that saves time."
         " No answer is any different.",
     )
+    kv_store: str = _option(
+        "off",
+        "Where KV blocks are kept in files, for prompts that begin alike after a restart, and in other processes: a"
+        " folder, which is made if it is not there; auto for one in the cache directory; off for none. They tell what"
+        " prompts and answers said, and are readable by you alone. Not for models with recurrent state or a window.",
+    )
+    kv_store_bytes: int = _option(
+        0,
+        "Most bytes of the disk that --kv-store may take, all models together (10GiB is understood); what was not used"
+        " for longest makes place. 0 takes a tenth of what is free.",
+    )
     max_queued_requests: int = _option(
         DEFAULT_SERVER_LIMITS.max_queued_requests,
         "Sequences that may wait; more are answered 429.",
@@ -253,7 +264,7 @@ class EngineConfig:
                 raise ConfigError(name, f"must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         _check_numbers(self)
         for name in (
-            *("threads", "max_model_len", "kv_cache_memory", "state_checkpoint_interval"),
+            *("threads", "max_model_len", "kv_cache_memory", "kv_store_bytes", "state_checkpoint_interval"),
             *("step_target_ms", "max_queue_seconds"),
         ):
             if getattr(self, name) < 0:

@@ -115,6 +115,12 @@ class Measurements(SchedulerStats):
         failed_steps: steps that failed as a whole, and whose rows were computed again.
         lost_runners: processes that computed and are gone, and were followed by another.
         drafts: (drafter, what came of its guesses), a pair for each that has guessed.
+        store_written: KV blocks that are in files now, by the process that computes now.
+        store_dropped: those that were handed out again before they were written.
+        store_failed: those that the disk did not take.
+        store_damaged: files that were found not to be what was written.
+        store_evicted: files that made place for others.
+        store_bytes: what the store takes of the disk.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -144,6 +150,12 @@ class Measurements(SchedulerStats):
     failed_steps: int
     lost_runners: int
     drafts: tuple[tuple[str, DraftCount], ...]
+    store_written: int
+    store_dropped: int
+    store_failed: int
+    store_damaged: int
+    store_evicted: int
+    store_bytes: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
     inter_token_latency: Histogram

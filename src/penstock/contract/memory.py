@@ -73,6 +73,7 @@ class RunnerFacts:
         window: positions that any layer looks back to; None where a layer looks back to all.
         looks_ahead: tokens see later ones of their sequence: it embeds, and generates nothing.
         model_digest: names the model in block keys.
+        kv_folder: where KV blocks are kept beyond the process; "" where they are not.
     """
 
     config: EngineConfig
@@ -82,6 +83,7 @@ class RunnerFacts:
     window: int | None
     looks_ahead: bool
     model_digest: bytes
+    kv_folder: str = ""
 
 
 def readable_bytes(count: int) -> str:

@@ -4,7 +4,7 @@ These two values are all that passes between deciding and doing. What came of a 
 made for each token of each stream, and a frozen dataclass takes several times as long to make.
 
 A plan is plain data: it can be printed, written to a file, replayed and explained. It holds no tensors and, beyond the
-tokens of a newly admitted sequence, no token values: the runner already has what it sampled.
+tokens of a newly admitted sequence and of blocks to be saved, no token values: the runner already has what it sampled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ __all__ = [
     "Row",
     "RowResult",
     "SampledToken",
+    "Save",
     "Stall",
     "StallReason",
     "StepPlan",
     "StepResult",
+    "StoreCounts",
     "TopLogprobs",
 ]
 
@@ -121,6 +123,25 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Keep a block beyond the process: it is full, and stays as it is until a plan hands it out again.
+
+    Attributes:
+        block: its id.
+        key: under which it will be asked for.
+        parent: the key of the block before it, or the root of its sequence's keys.
+        before: how many blocks are before it.
+        tokens: its tokens, by which it can be computed again.
+    """
+
+    block: int
+    key: bytes
+    parent: bytes
+    before: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Compute positions `[start, start + count)` of the sequence in `slot`.
 
@@ -133,6 +154,9 @@ class Row:
     drawn there: plans carry no token values, and the runner has it in time. Where that sequence turns out to have ended
     or failed, the row is computed in vain and what came of it is ignored.
 
+    A row with `stored` computes nothing: its positions are whole blocks, of which these are the keys, and their KV is
+    read from where it was saved. Nobody plans another row behind it before it is known how far it came.
+
     Attributes:
         count: at least 1, drafts included; prefill chunk or decode, the runner does not care which.
         new_blocks: block ids appended to the sequence's table before this step.
@@ -141,6 +165,7 @@ class Row:
         drafts: tokens of the last `len(drafts)` positions; () in a row that does not sample.
         checkpoints: where to keep recurrent state on the way, in order of position, each after `start` and at most
             `start + count`; () where the model carries none.
+        stored: keys of the blocks that are read instead of computed; () in all rows that compute.
     """
 
     slot: int
@@ -150,6 +175,7 @@ class Row:
     sample: bool
     drafts: tuple[int, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+    stored: tuple[bytes, ...] = ()
 
 
 class StallReason(StrEnum):
@@ -178,7 +204,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Apply in this order: `releases`, then `admits`, then `rows`.
+    """One step. Apply in this order: `releases`, then `saves`, then `admits`, then `rows`.
 
     Attributes:
         step: counts from 0 without gaps.
@@ -186,6 +212,7 @@ class StepPlan:
         rows: what to compute; empty when there is nothing to do. At most one row a slot.
         stalls: at most one: the waiting head, if it could not be admitted.
         waiting: how many sequences are still waiting after this plan.
+        saves: blocks to keep beyond the process, each as it was before this plan; a wish, and no promise.
     """
 
     step: int
@@ -194,19 +221,27 @@ class StepPlan:
     rows: tuple[Row, ...]
     stalls: tuple[Stall, ...] = ()
     waiting: int = 0
+    saves: tuple[Save, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         """Positions computed by this step."""
-        return sum([row.count for row in self.rows])
+        return sum([row.count for row in self.rows if not row.stored])
+
+    @property
+    def num_restored(self) -> int:
+        """Positions that this step reads instead, if they are there."""
+        return sum([row.count for row in self.rows if row.stored])
 
     def explain(self) -> str:
         """One line for people: what the step does and why the queue did not move."""
-        prefill = sum(row.count for row in self.rows if row.count > 1)
+        prefill = sum(row.count for row in self.rows if row.count > 1 and not row.stored)
         text = (
             f"step {self.step}: {len(self.rows)} rows, {self.num_tokens} tokens ({prefill} in chunks), "
             f"{len(self.admits)} admitted, {len(self.releases)} released, {self.waiting} waiting"
         )
+        if self.num_restored:
+            text += f", {self.num_restored} tokens read from the store"
         for stall in self.stalls:
             text += f"; {stall.seq_id} waits: {stall.reason} (needs {stall.need}, has {stall.have})"
         return text
@@ -260,6 +295,7 @@ class RowResult(NamedTuple):
         waits: whether a sampling row has no next token yet, because what its form allows is still being found out. Its
             last known position then counts as not computed, and the next row starts there: it draws what this one
             would have drawn. A row that was planned behind this one waits too.
+        restored: of a row with `stored` that came short: how many leading blocks were read. The rest is to be computed.
     """
 
     slot: int
@@ -268,6 +304,27 @@ class RowResult(NamedTuple):
     embedding: bytes | None = None
     failure: str = ""
     waits: bool = False
+    restored: int = 0
+
+
+class StoreCounts(NamedTuple):
+    """What became of blocks that were to be saved, since the runner's start.
+
+    Attributes:
+        written: blocks that are in files now, and were not.
+        dropped: blocks that were handed out again before they were written.
+        failed: blocks that the disk did not take.
+        damaged: files that were found not to be what was written.
+        evicted: files that made place.
+        bytes: what the store takes, as far as is known.
+    """
+
+    written: int = 0
+    dropped: int = 0
+    failed: int = 0
+    damaged: int = 0
+    evicted: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,13 +334,17 @@ class StepResult:
     Attributes:
         step: the plan's.
         rows: one for each row of the plan that has something to say, in the plan's order. A chunk in the middle of a
-            prompt has nothing to say, unless its scores are wanted.
+            prompt has nothing to say, unless its scores are wanted; nor has a row that read all that it was to.
         seconds: how long the step took, by the runner's clock. Time is data here: the core never reads a clock.
+        restoring: seconds of these that reading stored blocks took.
+        store: how saving goes; None where nothing has changed since the last result.
     """
 
     step: int
     rows: tuple[RowResult, ...] = ()
     seconds: float = 0.0
+    restoring: float = 0.0
+    store: StoreCounts | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -39,6 +39,7 @@ class SchedulerConfig:
             get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
         weigh_drafts: compute guesses only as far as they are likely to save time; else all for which there is room, as
             `penstock verify` wants.
+        storing: whether full blocks are saved beyond the process, and stored ones read instead of computed.
     """
 
     num_blocks: int
@@ -57,6 +58,7 @@ class SchedulerConfig:
     looks_ahead: bool = False
     step_target_ms: int = 0
     weigh_drafts: bool = True
+    storing: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -82,6 +84,8 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.storing and (not self.prefix_caching or self.window is not None or self.checkpoints is not None):
+            raise ConfigError("storing", "needs a prefix cache, and a model without window and recurrent state")
         if self.looks_ahead:
             self._check_looking_ahead()
 

@@ -21,6 +21,8 @@ class SchedulerStats:
         cached_blocks: free blocks that the prefix cache can still find.
         query_tokens: positions that admissions looked up in the prefix cache, after a preemption once more.
         hit_tokens: how many of these were found.
+        sought_tokens: positions that were not, and were looked for in the store of blocks, if there is one.
+        restored_tokens: how many of these were read from there.
     """
 
     running: int
@@ -32,6 +34,8 @@ class SchedulerStats:
     cached_blocks: int
     query_tokens: int
     hit_tokens: int
+    sought_tokens: int = 0
+    restored_tokens: int = 0
 
     def numbers(self) -> dict[str, int]:
         """Name -> value, for a report that contains them."""

@@ -14,6 +14,7 @@ from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
+from penstock.core.restoring import Restoring
 from penstock.core.sequence import Seq
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.steps import PlanBuilder
@@ -27,6 +28,7 @@ class Admitter:
 
     Args:
         states: of a model that carries state; else None.
+        restoring: where blocks are stored; else None.
         free_slots: a heap.
     """
 
@@ -39,6 +41,7 @@ class Admitter:
         running: SeqList,
         pending_blocks: PendingBlocks,
         free_slots: list[int],
+        restoring: Restoring | None = None,
     ) -> None:
         self._config = config
         self._pool = pool
@@ -47,6 +50,7 @@ class Admitter:
         self._running = running
         self._pending_blocks = pending_blocks
         self._free_slots = free_slots
+        self._restoring = restoring
 
     @property
     def has_slot(self) -> bool:
@@ -130,6 +134,8 @@ class Admitter:
         self._waiting.remove(seq)
         seq.admit(lease, heapq.heappop(self._free_slots), lease.cached * self._config.block_size)
         self._running.add(seq)
+        if self._restoring is not None:
+            self._restoring.begin(seq)
         self._waiting.charge_admission(seq)
         self._pending_blocks.make(seq, seq.chain.keys[lease.cached :])
         builder.admit(seq, lease)

@@ -33,19 +33,21 @@ class KeyChain:
     """The keys of one sequence's full blocks, each computed once as the sequence grows. Owned by its `Seq`.
 
     Attributes:
+        root: the parent of the first block.
+        block_size: tokens of a block.
         keys: one a full block, from position 0 on.
     """
 
-    __slots__ = ("_block_size", "_root", "keys")
+    __slots__ = ("block_size", "keys", "root")
 
     def __init__(self, root: bytes, block_size: int) -> None:
-        self._root = root
-        self._block_size = block_size
+        self.root = root
+        self.block_size = block_size
         self.keys: list[bytes] = []
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Name the blocks that `tokens`, the whole sequence so far, has filled since the last call."""
-        size = self._block_size
+        size = self.block_size
         for start in range(len(self.keys) * size, len(tokens) - size + 1, size):
-            parent = self.keys[-1] if self.keys else self._root
+            parent = self.keys[-1] if self.keys else self.root
             self.keys.append(block_key(parent, tokens[start : start + size]))

@@ -137,7 +137,7 @@ class FairQueue:
 
     def charge_admission(self, seq: Seq) -> None:
         """See `WaitingQueue`: the prompt is charged at once, so that a tenant cannot fill all slots before it pays."""
-        self._charge(seq, len(seq.tokens), free=seq.computed)
+        self._charge(seq, len(seq.tokens), free=max(seq.computed, seq.restore_end))
         self._slots.add(seq)
 
     def stopped(self, seq: Seq) -> None:

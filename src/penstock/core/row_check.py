@@ -14,6 +14,10 @@ __all__ = ["mismatch"]
 def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
     """Why `result` cannot be what came of `row`; "" where it can."""
     request = seq.request
+    if row.stored:
+        short = result is None or (result == RowResult(row.slot, restored=result.restored))
+        fits = short and (result is None or 0 <= result.restored < len(row.stored))
+        return "" if fits else "a row that reads says something else than how far it came"
     completes = request.embedding is not None and row.start + row.count == len(request.prompt)
     if result is None:
         return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
@@ -53,6 +54,7 @@ from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
+from penstock.core.restoring import SOUGHT_AHEAD, Restoring
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.slot_claims import SlotClaims
 from penstock.core.state_keeping import StateKeeping
@@ -82,8 +84,17 @@ class Scheduler:
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
+        self._times = StepTimes(config.window)
+        self._restoring = Restoring(config, self._times, self._pool) if config.storing else None
         self._admitter = Admitter(
-            config, self._pool, self._states, self._waiting, self._running, self._pending_blocks, self._free_slots
+            config,
+            self._pool,
+            self._states,
+            self._waiting,
+            self._running,
+            self._pending_blocks,
+            self._free_slots,
+            self._restoring,
         )
         self._releases: list[int] = []  # slots given back since the last plan
         self._in_flight = InFlight(config.depth)
@@ -91,15 +102,14 @@ class Scheduler:
             config, self._pool, self._waiting, self._running, self._in_flight, self._admitter, self._preempt
         )
         self._suspects = Suspects()
-        self._times = StepTimes(config.window)
         self._drafting = Drafting(config, self._pool, self._times)
         self._submitted = 0
         self._preemptions = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is not finished."""
-        return bool(self._seqs)
+        """Whether any sequence is not finished, or any block is to be saved."""
+        return bool(self._seqs) or (self._restoring is not None and self._restoring.pending)
 
     @property
     def in_flight(self) -> int:
@@ -151,6 +161,8 @@ class Scheduler:
             cached_blocks=self._pool.evictable,
             query_tokens=self._pool.query_tokens,
             hit_tokens=self._pool.hit_tokens,
+            sought_tokens=0 if self._restoring is None else self._restoring.sought_tokens,
+            restored_tokens=0 if self._restoring is None else self._restoring.restored_tokens,
         )
 
     def queue_part(self, tenant: str) -> QueuePart:
@@ -195,8 +207,28 @@ class Scheduler:
         seq = self._seqs.get(seq_id)
         return () if seq is None else (self._finish(seq, Finished(seq_id, reason, message=message)),)
 
+    def unsought(self) -> list[tuple[str, int, tuple[bytes, ...]]]:
+        """Who may be admitted next and waits for its blocks to be looked for: id, blocks in memory, keys of the others.
+
+        Each is named once, and nothing is decided by it; what is found is to be told by `note_stored`. Nobody is named
+        while suspects are computed alone: what they make fail may be the reading.
+        """
+        if self._restoring is None or self._suspects or not self._waiting:
+            return []
+        waiting = tuple(islice(self._waiting.in_order(), SOUGHT_AHEAD))
+        lacking = [(seq.id, *self._restoring.seek(seq)) for seq in waiting if not seq.sought]
+        return [of for of in lacking if of[2]]
+
+    def note_stored(self, seq_id: str, blocks: int) -> None:
+        """So many leading blocks of a waiting sequence are in memory or stored; they may be gone when they are read."""
+        seq = self._seqs.get(seq_id)
+        if seq is not None and self._restoring is not None:
+            seq.stored = blocks
+
     def reset_prefix_cache(self) -> None:
-        """Forget all cached KV. Running sequences keep theirs but share it no more."""
+        """Forget all cached KV, but for what was saved. Running sequences keep theirs but share it no more."""
+        if self._restoring is not None:
+            self._restoring.forget()
         self._pool.reset_prefix_cache()
         for seq in self._running:
             self._withdraw(seq)
@@ -225,6 +257,8 @@ class Scheduler:
         self._in_flight.require_room()
         limit = chunk_limit(self.config, self._times, self._running)
         builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens, limit)
+        if self._restoring is not None:
+            builder.restores = self._restoring.blocks_a_step(self._running)
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
@@ -236,7 +270,8 @@ class Scheduler:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
             self._drafting.add(builder, drafts, self._admitter.spare())
-        step = builder.build(tuple(self._releases), stall, len(self._waiting))
+        saves = () if self._restoring is None else self._restoring.take_saves()
+        step = builder.build(tuple(self._releases), stall, len(self._waiting), saves)
         self._releases.clear()
         self._in_flight.add(step)
         return step.plan
@@ -249,7 +284,7 @@ class Scheduler:
         """
         step, results = self._in_flight.match(plan, result)
         self._in_flight.end_eldest()
-        self._times.learn(plan, result.seconds)
+        self._learn(plan, result, results)
         if self._states is not None:
             self._states.commit(step, results)
         events: list[SeqEvent] = []
@@ -310,6 +345,8 @@ class Scheduler:
         Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
         needs to decode.
         """
+        if self._restoring is not None:
+            self._continue_restoring(builder, resting)
         todo = [(seq, seq.remaining) for seq in self._rows_in_turn() if seq is not resting]
         todo = [(seq, remaining) for seq, remaining in todo if seq.last_step != builder.step]
         reserved = [remaining for _, remaining in todo].count(1)
@@ -327,6 +364,12 @@ class Scheduler:
                 builder.add(seq, lease, remaining, count, new_blocks)
             elif seq.state is SeqState.RUNNING:  # the youngest is in flight: let it be preempted in the next plan
                 break
+
+    def _continue_restoring(self, builder: PlanBuilder, resting: Seq | None) -> None:
+        """A row for each running sequence of which stored blocks are to be read."""
+        for seq in self._running:
+            if seq.to_restore > 0 and seq is not resting and seq.last_step != builder.step:
+                builder.restore(seq, seq.lease)
 
     def _rows_in_turn(self) -> list[Seq]:
         """Those who run, in the order in which they get rows: by age where blocks may lack, so the eldest gets on."""
@@ -392,8 +435,25 @@ class Scheduler:
 
     # ---- committing
 
+    def _learn(self, plan: StepPlan, result: StepResult, results: Sequence[RowResult | None]) -> None:
+        """How long the step took, and what it read."""
+        if self._restoring is not None and plan.num_restored:
+            plan, result = self._restoring.learn(plan, result, results)
+        self._times.learn(plan, result.seconds)
+
+    def _take_restored(self, row: Row, seq: Seq, result: RowResult | None) -> None:
+        """What a row read: as if it had been computed, or had been in memory when the sequence came."""
+        count = row.count if result is None else result.restored * self.config.block_size
+        self._advance(seq, count)
+        if not seq.announced:
+            seq.cached += count
+        seq.restored(complete=result is None)
+
     def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
         """What one row of a live sequence brought; adds to `events`."""
+        if row.stored:
+            self._take_restored(row, seq, result)
+            return
         if not seq.announced:
             seq.announced = True
             events.append(Admitted(seq.id, seq.cached))
@@ -445,6 +505,8 @@ class Scheduler:
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         for index, key in enumerate(filled, start=sealed):
             self._pool.seal(seq.lease, index, key)
+            if self._restoring is not None:
+                self._restoring.sealed(seq, index)
         self._pending_blocks.settle(seq, filled)
 
     def _append(self, seq: Seq, token: SampledToken, events: list[SeqEvent]) -> None:

@@ -61,6 +61,9 @@ class Seq:
         guess: of the tokens that its row in flight draws, whether the row carries them or not.
         judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
+        sought: whether its blocks were looked for in the store since it waits.
+        stored: how many leading blocks were found there, or in memory.
+        restore_end: leading positions that are read from the store, or were, rather than computed; 0 for none.
     """
 
     __slots__ = (
@@ -83,9 +86,12 @@ class Seq:
         "newest_state",
         "rank",
         "request",
+        "restore_end",
         "scheduled",
+        "sought",
         "state",
         "stop_ids",
+        "stored",
         "tokens",
     )
 
@@ -110,6 +116,9 @@ class Seq:
         self.guess: Draft | None = None
         self.judgements = Judgements()
         self.charged = 0
+        self.sought = False
+        self.stored = 0
+        self.restore_end = 0
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1
@@ -140,10 +149,22 @@ class Seq:
     @property
     def remaining(self) -> int:
         """Positions that its next row could compute; 1 while it decodes, 0 where that is not known yet or none is."""
+        if self.computed < self.restore_end:
+            return 0
         if not self.drawing:
             return len(self.tokens) - self.scheduled
         coming = len(self.tokens) + self.drawing
         return 0 if self.drafted or coming >= self.limit else coming - self.scheduled
+
+    @property
+    def to_restore(self) -> int:
+        """Positions that its next row could read from the store; 0 while a row in flight reads some."""
+        return self.restore_end - self.scheduled if self.scheduled == self.computed else 0
+
+    def restored(self, complete: bool) -> None:
+        """Note that a row that read was committed; if it did not get all, the rest is computed."""
+        if not complete:
+            self.restore_end = self.scheduled = self.computed
 
     def schedule(self, step: int, count: int, draws: bool) -> None:
         """Note its row of `count` positions in plan `step`."""
@@ -206,6 +227,8 @@ class Seq:
         self.drafted = False
         self.guess = None
         self.branches = ()
+        self.sought = False
+        self.stored = self.restore_end = 0
 
     def _change(self, state: SeqState) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from penstock.contract.plan import Admit, Checkpoint, Row, Stall, StepPlan
+from penstock.contract.plan import Admit, Checkpoint, Row, Save, Stall, StepPlan
 from penstock.core.block_pool import Lease
 from penstock.core.chunk_limit import ChunkLimit
 from penstock.core.in_flight import InFlightStep
@@ -24,6 +24,7 @@ class PlanBuilder:
         limit: on the time that prompts take; None for none.
         reserved: what is kept of the budget for those who decode and have no row yet.
         newcomers_only: whether whoever ran before has no row in it.
+        restores: blocks that may still be read from the store.
         seqs: whose each row is.
         leases: under which lease each row is computed.
     """
@@ -33,6 +34,7 @@ class PlanBuilder:
     limit: ChunkLimit | None = None
     reserved: int = 0
     newcomers_only: bool = False
+    restores: int = 0
     rows: list[Row] = field(default_factory=list)
     seqs: list[Seq] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
@@ -75,8 +77,23 @@ class PlanBuilder:
                 checkpoint=lease.checkpoint,
             )
         )
+        if seq.restore_end:
+            self.restore(seq, lease)
+            return
         remaining = seq.remaining
         self.add(seq, lease, remaining, self.room(seq.scheduled, remaining, self.reserved))
+
+    def restore(self, seq: Seq, lease: Lease) -> None:
+        """A row that reads stored blocks of `seq`: as many as the step may, and at least one."""
+        keys, size = seq.chain.keys, seq.chain.block_size
+        first, end = seq.scheduled // size, seq.restore_end // size
+        wanted = keys[first : min(end, first + max(1, self.restores))]
+        self.restores -= len(wanted)
+        count = len(wanted) * size
+        self.rows.append(Row(seq.slot, seq.scheduled, count, (), sample=False, stored=tuple(wanted)))
+        self.seqs.append(seq)
+        self.leases.append(lease)
+        seq.schedule(self.step, count, draws=False)
 
     def add(self, seq: Seq, lease: Lease, remaining: int, count: int, new_blocks: tuple[int, ...] = ()) -> None:
         """A row of `count` of the `remaining` positions of `seq`, which holds `lease`."""
@@ -101,8 +118,10 @@ class PlanBuilder:
         """Let row number `index` keep its state on the way."""
         self.rows[index] = replace(self.rows[index], checkpoints=checkpoints)
 
-    def build(self, releases: tuple[int, ...], stall: Stall | None, waiting: int) -> InFlightStep:
+    def build(
+        self, releases: tuple[int, ...], stall: Stall | None, waiting: int, saves: tuple[Save, ...] = ()
+    ) -> InFlightStep:
         """The plan, and whose its rows are."""
         stalls = () if stall is None else (stall,)
-        plan = StepPlan(self.step, releases, tuple(self.admits), tuple(self.rows), stalls, waiting)
+        plan = StepPlan(self.step, releases, tuple(self.admits), tuple(self.rows), stalls, waiting, saves)
         return InFlightStep(plan, tuple(self.seqs), tuple(self.leases))

@@ -1,10 +1,10 @@
 """The trace: everything that went into a scheduler and every plan that came out, as JSON lines; and its replay.
 
-One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `fail`, `drafts`
-and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given, `drop` that
-the plans in flight were taken back, `fail` that they were because one of them failed as a whole. Plans and results
-stand in the order in which they were made and committed. Because a plan is a pure function of the inputs before it,
-feeding the inputs to a fresh scheduler must give every plan again, to the last block id.
+One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `fail`, `drafts`,
+`stored` and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given,
+`drop` that the plans in flight were taken back, `fail` that they were because one of them failed as a whole.
+Plans and results stand in the order in which they were made and committed. Because a plan is a pure function of the
+inputs before it, feeding these to a fresh scheduler must give every plan again, to the last block id.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -41,6 +41,7 @@ __all__ = [
     "encode_plan",
     "encode_reset",
     "encode_result",
+    "encode_stored",
     "encode_submit",
     "replay",
 ]
@@ -81,7 +82,13 @@ class _Drafts:
     drafts: tuple[Draft, ...]
 
 
-_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | _Fail | StepPlan | StepResult
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    seq_id: str
+    blocks: int
+
+
+_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | _Fail | _Stored | StepPlan | StepResult
 
 KINDS: dict[str, type[_Record]] = {
     "penstock_trace": _Header,
@@ -91,6 +98,7 @@ KINDS: dict[str, type[_Record]] = {
     "drop": _Drop,
     "fail": _Fail,
     "drafts": _Drafts,
+    "stored": _Stored,
     "plan": StepPlan,
     "result": StepResult,
 }
@@ -155,6 +163,11 @@ def encode_fail(killed: bool) -> str:
 def encode_drafts(drafts: tuple[Draft, ...]) -> str:
     """What the next call of `Scheduler.plan` is given."""
     return _encode("drafts", _Drafts(drafts))
+
+
+def encode_stored(seq_id: str, blocks: int) -> str:
+    """A call of `Scheduler.note_stored`."""
+    return _encode("stored", _Stored(seq_id, blocks))
 
 
 def encode_plan(plan: StepPlan) -> str:
@@ -225,6 +238,8 @@ class _Replay:
             case _Fail(killed):
                 self._scheduler.fail_step(killed=killed)
                 self._in_flight.clear()
+            case _Stored(seq_id, blocks):
+                self._scheduler.note_stored(seq_id, blocks)
             case _Drafts(drafts):
                 self._drafts = drafts
             case StepPlan():

@@ -35,6 +35,7 @@ from penstock.contract.events import (
 from penstock.contract.measurements import UNTIMED, Measurements, Timings
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.ports import Clock, Drafter, Health, OverlappingRunner, Runner
+from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
 from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
@@ -85,6 +86,7 @@ class Engine:
 
     Args:
         clock: the one that arrival times come from; without it every duration is measured as 0.
+        stored: knows which blocks outlived a process, where the scheduler asks for any.
         drafter: guesses what comes next; without it nothing is drafted.
 
     Raises:
@@ -104,6 +106,7 @@ class Engine:
         recorder: Recorder | NoRecorder | None = None,
         clock: Clock | None = None,
         drafter: Drafter | None = None,
+        stored: StoredBlocks | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
@@ -112,6 +115,7 @@ class Engine:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
+        self._stored = stored
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._record_parts(None)
@@ -244,6 +248,8 @@ class Engine:
 
     def _step(self) -> StepOutputs:
         while not self._in_flight or self.scheduler.can_plan_ahead:
+            if self._stored is not None:
+                self._look_up(self._stored)
             self._in_flight.append(self._plan())
             try:
                 self._runner.start(self._in_flight[-1])
@@ -293,6 +299,14 @@ class Engine:
         self._recorder.planned(plan)
         self.metrics.planned(plan)
         return plan
+
+    def _look_up(self, stored: StoredBlocks) -> None:
+        """Tell the scheduler what is stored of those who may be admitted next."""
+        for seq_id, present, keys in self.scheduler.unsought():
+            found = stored.leading(keys)
+            if found:
+                self._recorder.stored(seq_id, present + found)
+                self.scheduler.note_stored(seq_id, present + found)
 
     def _forget_in_flight(self) -> bool:
         """Nobody knows how far the runner came with the plans in flight; whether all keys and values are lost."""
@@ -348,6 +362,8 @@ class Engine:
 
     def _commit_result(self, plan: StepPlan, result: StepResult) -> StepOutputs:
         self._recorder.ran(result)
+        if result.store is not None:
+            self.metrics.stored(result.store)
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penstock.contract.events import DraftsJudged, FinishReason
 from penstock.contract.measurements import DraftCount, Measurements, Timings
-from penstock.contract.plan import StepPlan
+from penstock.contract.plan import StepPlan, StoreCounts
 from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
@@ -115,6 +115,7 @@ class MetricsCollector:
         self._failed_steps = 0
         self._lost_runners = 0
         self._drafts: dict[str, DraftCount] = {}
+        self._store = StoreCounts()
 
     # ---- what happens, in the order in which it can
 
@@ -129,6 +130,10 @@ class MetricsCollector:
     def runner_lost(self) -> None:
         """What computed is gone, and another computes."""
         self._lost_runners += 1
+
+    def stored(self, counts: StoreCounts) -> None:
+        """How saving blocks goes in the process that computes."""
+        self._store = counts
 
     def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
         """A request was queued, one sequence for each choice."""
@@ -257,6 +262,7 @@ class MetricsCollector:
             failed_steps=self._failed_steps,
             lost_runners=self._lost_runners,
             drafts=tuple(self._drafts.items()),
+            **{f"store_{name}": count for name, count in self._store._asdict().items()},
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
             inter_token_latency=histograms.inter_token_latency.histogram(),

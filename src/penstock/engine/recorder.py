@@ -25,6 +25,7 @@ from penstock.core.trace import (
     encode_plan,
     encode_reset,
     encode_result,
+    encode_stored,
     encode_submit,
 )
 
@@ -71,6 +72,10 @@ class Recorder:
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """These are given to the next plan."""
         self._write(encode_drafts(drafts))
+
+    def stored(self, seq_id: str, blocks: int) -> None:
+        """So many leading blocks of a sequence that waits were found."""
+        self._write(encode_stored(seq_id, blocks))
 
     def planned(self, plan: StepPlan) -> None:
         """A step was decided."""
@@ -122,6 +127,9 @@ class NoRecorder:
         """See `Recorder`."""
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
+        """See `Recorder`."""
+
+    def stored(self, seq_id: str, blocks: int) -> None:
         """See `Recorder`."""
 
     def planned(self, plan: StepPlan) -> None:

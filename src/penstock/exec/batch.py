@@ -165,6 +165,15 @@ class SlotTables:
         """The draw of the sequence in `slot` waits: the next row computes its last known position once more."""
         self._computed[slot] -= 1
 
+    def blocks(self, row: Row) -> list[int]:
+        """The blocks that hold the positions of `row`, which are whole ones."""
+        first, end = row.start // self._block_size, (row.start + row.count) // self._block_size
+        return self._blocks[row.slot, first:end].tolist()
+
+    def fall_back(self, slot: int, computed: int) -> None:
+        """A row got no further than this: the next one of its slot starts there."""
+        self._computed[slot] = computed
+
     def next_draws(self, rows: Sequence[Row]) -> tuple[list[RowSampling], list[int]]:
         """How the sequence of each of `rows` chooses its next token, and where that will stand."""
         return [self._samplings[row.slot] for row in rows], [self._num_tokens[row.slot] for row in rows]

@@ -12,8 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -120,6 +123,30 @@ class KVStore:
             for keys, spec in zip(self.keys, specs, strict=True)
         )
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all caches, as `copy_block` gives them."""
+        return sum(len(rows[0]) for rows in self._rows)
+
+    def copy_block(self, block: int) -> bytes:
+        """All bytes of a block, cache after cache; on the host."""
+        return b"".join([memoryview(rows[block]) for rows in self._rows])
+
+    def fill_block(self, block: int, content: memoryview) -> None:
+        """Make a block what `copy_block` gave, of a store of the same form."""
+        numbers, start = np.frombuffer(content, dtype=np.uint8), 0
+        for rows in self._rows:
+            end = start + rows.shape[1]
+            rows[block] = numbers[start:end]
+            start = end
+
+    @cached_property
+    def _rows(self) -> tuple[npt.NDArray[np.uint8], ...]:
+        """Each cache's memory on the host, `[num_blocks, bytes]`; of a latent cache its keys, which hold its values."""
+        own = [values for keys, values in zip(self.keys, self.values, strict=True) if not _within(values, keys)]
+        caches = (*self.keys, *own)
+        return tuple(cache.view(torch.uint8).reshape(self.num_blocks, -1).numpy() for cache in caches)
+
     def fill_with_nan(self) -> None:
         """Make everything held NaN, for those who test that nothing is read before it was written."""
         for cache in (*self.keys, *self.values):
@@ -135,6 +162,11 @@ class KVStore:
         finally:
             for cache, old in zip(caches, held, strict=True):
                 cache[block] = old
+
+
+def _within(values: Tensor, keys: Tensor) -> bool:
+    """Whether a cache's values are a part of its keys."""
+    return keys.data_ptr() <= values.data_ptr() < keys.data_ptr() + keys.nbytes
 
 
 def _shapes(

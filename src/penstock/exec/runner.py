@@ -21,6 +21,7 @@ from penstock.contract.plan import Admit, PromptScores, Row, RowResult, SampledT
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
+from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.grammar_masking import GrammarMasking, PendingMasks
 from penstock.exec.kv_store import KVStore
 from penstock.exec.memory_ahead import MemoryAhead
@@ -75,8 +76,10 @@ class TorchRunner:
         budgets: ThinkingBudgets | None = None,
         states: StateStore | None = None,
         embedding_layers: Sequence[EmbeddingLayer] = (),
+        keeping: BlockKeeping | None = None,
     ) -> None:
         self._states = states
+        self._keeping = keeping
         self._embedding_layers = tuple(embedding_layers)
         self._model = model
         self._kv = kv
@@ -94,6 +97,8 @@ class TorchRunner:
         """Apply releases and admits, compute every row, sample and embed where asked; see `contract.ports.Runner`."""
         began = self._clock.now()
         slots = self._slots
+        if self._keeping is not None:
+            self._keeping.begin(plan)
         for slot in plan.releases:
             slots.release(slot)
             self._masking.release(slot)
@@ -109,11 +114,15 @@ class TorchRunner:
         for row in plan.rows:
             slots.advance(row)
             self._ahead.reach(row.new_blocks)
-        results: tuple[RowResult, ...] = ()
-        if plan.rows:
+        rows, results, restoring = plan.rows, (), 0.0
+        if plan.num_restored:
+            rows, results = self._restore(plan.rows)
+            restoring = self._clock.now() - began
+        if rows:
             with torch.inference_mode(), going_first():
-                results = self._compute(plan.rows)
-        return StepResult(plan.step, results, self._clock.now() - began)
+                results += self._compute(rows)
+        news = None if self._keeping is None else self._keeping.end()
+        return StepResult(plan.step, results, self._clock.now() - began, restoring, news)
 
     def reset(self) -> bool:
         """See `contract.ports.Runner`; keys and values stay."""
@@ -123,7 +132,14 @@ class TorchRunner:
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
+        if self._keeping is not None:
+            self._keeping.end()
         return False
+
+    def close(self) -> None:
+        """Save no more blocks, where any are saved, but for those that were to be saved."""
+        if self._keeping is not None:
+            self._keeping.close()
 
     def warm_up(self) -> None:
         """Run the paths of a first request once, so that it is not slower than the tenth.
@@ -137,13 +153,27 @@ class TorchRunner:
         admit = Admit(slot=0, seq_id="warm-up", tokens=tokens, blocks=(0,), computed=0, sampling=spec, choice=0)
         chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
         last = (Row(0, count - 1, 1, (), True),)
+        keeping, self._keeping = self._keeping, None
         kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
         try:
             with self._kv.borrowed_block(0):
                 self.run(StepPlan(0, (), (admit,), chunk))
                 self.run(StepPlan(1, (), (), last))
         finally:
-            self._slots = kept
+            self._slots, self._keeping = kept, keeping
+
+    def _restore(self, rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[RowResult, ...]]:
+        """Read what `rows` say is stored; the rows that compute, and what came of those that came short."""
+        assert self._keeping is not None, "a row reads from a store, and there is none"
+        short = []
+        for row in rows:
+            if not row.stored:
+                continue
+            result = self._keeping.restore(row, self._slots.blocks(row))
+            if result is not None:
+                self._slots.fall_back(row.slot, row.start + result.restored * self._kv.block_size)
+                short.append(result)
+        return tuple(row for row in rows if not row.stored), tuple(short)
 
     def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
         """Compute `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample.

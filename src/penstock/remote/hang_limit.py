@@ -24,8 +24,8 @@ class HangLimit:
         self._slowest = 0.0  # seconds a position
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
-        """A step was computed."""
-        if plan.num_tokens:
+        """A step was computed. One that also read stored blocks says nothing of what a position takes."""
+        if plan.num_tokens and not plan.num_restored:
             self._longest = max(self._longest, seconds)
             self._slowest = max(self._slowest, seconds / plan.num_tokens)
 

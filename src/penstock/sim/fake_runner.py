@@ -8,7 +8,8 @@ or in the wrong order changes its answer, and silent KV corruption becomes a fai
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
 computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
 written late. Where the model carries recurrent state, that is a hash of all positions, which is kept in checkpoints as
-plans say.
+plans say. What plans save is kept as it was then, `stored` by key, and rows read it back; whoever takes something out
+of it makes them come short.
 
 It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
 nothing else, and does not know the scheduler.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import Admit, Row, RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.plan import Admit, Row, RowResult, SampledToken, Save, StepPlan, StepResult
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import (
@@ -90,6 +91,7 @@ class FakeRunner:
 
     Attributes:
         crashes: how many steps raised because they were told to.
+        stored: saved blocks, by key; it outlives every reset, and may be another runner's.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class FakeRunner:
         self._poisonous: set[str] = set()
         self._lost = False
         self.crashes = 0
+        self.stored: dict[bytes, list[int]] = {}
 
     @property
     def occupied(self) -> dict[int, str]:
@@ -167,8 +170,10 @@ class FakeRunner:
             raise RuntimeError(f"step {plan.step} was told to crash")
         for index in plan.releases:
             self._require(self._slots.pop(index, None) is not None, f"slot {index} was released but is free")
-            used = any(row.slot == index for started in self._in_flight for row in started.plan.rows)
+            used = self._has_row(index)
             self._require(not used, f"slot {index} was released while a plan in flight computes its row")
+        for save in plan.saves:
+            self._save(save)
         for admit in plan.admits:
             self._admit(admit)
         self._check_rows(plan)
@@ -205,6 +210,32 @@ class FakeRunner:
         if self._clock is not None:
             self._clock.advance(seconds)
         return StepResult(plan.step, tuple(results), seconds)
+
+    def _has_row(self, index: int, *, reading: bool = False) -> bool:
+        """Whether a plan in flight has a row of this slot; with `reading`, one that reads."""
+        rows = (row for started in self._in_flight for row in started.plan.rows if row.slot == index)
+        return any(row.stored or not reading for row in rows)
+
+    def _save(self, save: Save) -> None:
+        """Keep what a block holds now: whoever saves one that is not full, or another's, is found out."""
+        cells = [value for value in self._memory[save.block] if value is not None]
+        name = f"block {save.block}, which is to be saved,"
+        self._require(len(cells) == self._config.block_size, f"{name} was not written whole")
+        self._require(self.stored.setdefault(save.key, cells) == cells, f"{name} is not what its key says")
+        first = cells[0] - cell(save.tokens[0], 0)  # what its position adds
+        right = [cell(token, at) + first for at, token in enumerate(save.tokens)]
+        self._require(cells == right, f"{name} has other tokens")
+
+    def _restore(self, row: Row, slot: _Slot) -> RowResult | None:
+        """Read blocks into memory, as many as are there."""
+        size = self._config.block_size
+        for count, key in enumerate(row.stored):
+            cells = self.stored.get(key)
+            if cells is None:
+                return RowResult(row.slot, restored=count)
+            self._memory[slot.table[slot.computed // size]][:] = cells
+            slot.computed += size
+        return None
 
     def _let_those_behind_wait(self, index: int, slot: _Slot) -> None:
         for later in self._in_flight:
@@ -271,6 +302,8 @@ class FakeRunner:
         self._require(len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows")
         for row in plan.rows:
             self._require(row.slot in self._slots, f"slot {row.slot} has a row but no sequence")
+            reads = self._has_row(row.slot, reading=True)
+            self._require(not reads, f"slot {row.slot} has a row behind one that reads")
             slot = self._slots[row.slot]
             self._poison(row.new_blocks, slot.admit.seq_id)
             slot.table += row.new_blocks
@@ -292,6 +325,9 @@ class FakeRunner:
         self._require(within and sorted(set(places)) == places, f"{name}: checkpoints at {places} of a row to {end}")
         self._require(not (self._stateful and row.drafts), f"{name}: drafts of a model that carries state")
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
+        blocks, rest = divmod(row.start, self._config.block_size)
+        whole = not rest and row.count == len(row.stored) * self._config.block_size and end < len(slot.tokens)
+        self._require(not row.stored or whole, f"{name}: reads {blocks} blocks and more, not whole ones, or all")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
 
     def _check_continuation(self, row: Row, slot: _Slot) -> None:
@@ -361,12 +397,15 @@ class FakeRunner:
     def _initial_state(self, admit: Admit) -> int:
         if not admit.computed:
             return START
+        self._require(admit.checkpoint < len(self._checkpoints), f"{admit.seq_id}: there is no such checkpoint")
         found = self._checkpoints[admit.checkpoint]
         self._require(found is not None, f"{admit.seq_id}: restores a state that was never kept")
         return START if found is None else found
 
     def _compute(self, row: Row, slot: _Slot, prefix: list[int]) -> RowResult | None:
         """Write the row's positions, then draw or embed, or fail as ordered; None where nothing is due yet."""
+        if row.stored:
+            return self._restore(row, slot)
         slot.failure = self._failing.pop(slot.admit.seq_id, slot.failure)
         if slot.failure:
             return RowResult(row.slot, failure=slot.failure)

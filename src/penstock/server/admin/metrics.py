@@ -24,7 +24,7 @@ from penstock.server.delivery.observation import RequestRecord
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.route import Route
 
-__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "EngineMetrics", "RequestCounter", "routes"]
+__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "STORE_OUTCOMES", "EngineMetrics", "RequestCounter", "routes"]
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -33,6 +33,7 @@ ENGINE = "0"
 GAUGES = {
     "vllm:num_requests_running": ("running", "Sequences that hold a slot."),
     "vllm:num_requests_waiting": ("waiting", "Sequences that wait for a slot or for KV blocks."),
+    "penstock:kv_store_bytes": ("store_bytes", "Bytes of the disk that the store of KV blocks takes."),
 }
 """Metric -> field of `Measurements`, help."""
 
@@ -43,11 +44,15 @@ COUNTERS = {
     "vllm:generation_tokens": ("generated_tokens", "Tokens generated."),
     "vllm:prefix_cache_queries": ("query_tokens", "Tokens that admissions asked the prefix cache for."),
     "vllm:prefix_cache_hits": ("hit_tokens", "Those of them that it had."),
+    "vllm:external_prefix_cache_queries": ("sought_tokens", "Tokens that were looked for in the store of KV blocks."),
+    "vllm:external_prefix_cache_hits": ("restored_tokens", "Those of them that were read from there."),
     "penstock:cancelled_tokens_wasted": ("wasted_tokens", "Tokens generated for sequences that were aborted."),
     "penstock:engine_steps": ("steps", "Steps planned."),
     "penstock:engine_steps_failed": ("failed_steps", "Steps that failed as a whole and were computed again."),
     "penstock:runners_lost": ("lost_runners", "Processes that computed and are gone, each followed by another."),
 }
+
+STORE_OUTCOMES = ("written", "dropped", "failed", "damaged", "evicted")
 
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
@@ -151,6 +156,9 @@ class EngineMetrics(Collector):
         yield self._by("vllm:spec_decode_num_draft_tokens", "Tokens guessed and computed.", "drafter", tokens)
         accepted = [(drafter, count.accepted) for drafter, count in drafts]
         yield self._by("vllm:spec_decode_num_accepted_tokens", "Those of them that were right.", "drafter", accepted)
+        outcomes = tuple((each, getattr(measured, f"store_{each}")) for each in STORE_OUTCOMES)
+        text = "KV blocks that were to be kept in files, by what became of them."
+        yield self._by("penstock:kv_store_blocks", text, "outcome", outcomes)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
         refusals = tuple((cause.value, count) for cause, count in self._requests.refusals.items())

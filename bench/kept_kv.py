@@ -1,0 +1,202 @@
+"""Measures what a store of KV blocks brings and costs: the first token after a kill, and steps while it is written.
+
+    python bench/kept_kv.py first-token --rounds 3 --json bench/results/FILE.json
+    python bench/kept_kv.py steps --rounds 5 --json bench/results/FILE.json
+
+`first-token`: a server with an empty store gets a prompt and is asked for one token (`cold`), once more (`memory`);
+when its blocks are in files it is killed (SIGKILL), and another one is asked (`restart`). It is killed too, the files
+are put out of the system's page cache, and a third one is asked (`disk`). A short request warms each server up.
+
+`steps`: the same load with and without a store, in turns, in processes of their own. Every run makes the same plans, so
+that step number n computes the same in all of them; of each the best of all rounds is taken, with and without, and what
+is compared is these, in steps that read prompts and in steps that decode. `noise` compares the rounds without a store
+with each other, every other one with the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peers.llama_server import Served, post, wait_until_ready
+from penstock.bench.machine import load_average, provenance
+from penstock.contract.errors import EngineFault
+from penstock.store import folders
+from penstock.store.folders import block_files
+
+__all__ = ["main", "measure_first_token", "measure_steps"]
+
+_SETTLED_SECONDS = 120.0
+_STREAMS, _PROMPT, _NEW = 4, 384, 96
+"""Of the load whose steps are measured."""
+
+
+def measure_first_token(model: str, tokens: int) -> dict[str, float]:
+    """Seconds until the answer of one token is there: cold, from memory, after a restart, and from the disk."""
+    prompt = [random.Random(tokens).randrange(100, 30_000) for _ in range(tokens)]
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        with _server(model, root) as url:
+            found = {"cold": _ask(url, prompt), "memory": _ask(url, prompt)}
+            _wait_for_files(root, tokens // 16)
+        with _server(model, root) as url:
+            found["restart"] = _ask(url, prompt)
+        for path in _files(root):
+            _put_out_of_cache(path)
+        with _server(model, root) as url:
+            found["disk"] = _ask(url, prompt)
+    return found
+
+
+def _ask(url: str, prompt: list[int]) -> float:
+    began = time.perf_counter()
+    post(url + "/v1/completions", {"prompt": prompt, "max_tokens": 1, "temperature": 0})
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _server(model: str, root: Path) -> Iterator[str]:
+    """The URL of a warm server; the block ends with its death."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "penstock", "serve", model, "--port", str(port), "--kv-store", str(root)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            served = Served(f"http://127.0.0.1:{port}", process)
+            if not wait_until_ready(served, pause=0.01):
+                raise EngineFault(f"the server ended with status {process.returncode} while it loaded")
+            post(served.url + "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0})
+            yield served.url
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def _files(root: Path) -> list[Path]:
+    return [Path(entry.path) for folder in folders(root) for entry in block_files(folder.path)]
+
+
+def _wait_for_files(root: Path, count: int) -> None:
+    until = time.monotonic() + _SETTLED_SECONDS
+    while len(_files(root)) < count:
+        if time.monotonic() > until:
+            raise EngineFault(f"only {len(_files(root))} of {count} blocks were written")
+        time.sleep(0.05)
+
+
+def _put_out_of_cache(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, float]], int]:
+    """Positions and seconds of each step of a load of its own, and how many blocks were in files at its end."""
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(100, 30_000) for _ in range(_PROMPT)] for _ in range(_STREAMS)]
+    program = (
+        "import json, sys; from penstock import LLM, SamplingParams\n"
+        "model, root, prompts, new = json.loads(sys.argv[1])\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    with LLM(model, kv_store=root, record=folder + '/trace', kv_cache_memory='512MiB') as llm:\n"
+        "        params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)\n"
+        "        for _ in range(2): llm.generate([{'prompt_token_ids': [5, 6, 7]}], params, use_tqdm=False)\n"
+        "        llm.generate([{'prompt_token_ids': each} for each in prompts], params, use_tqdm=False)\n"
+        "    print(open(folder + '/trace').read())\n"
+    )
+    order = json.dumps([model, root, prompts, _NEW])
+    said = subprocess.run([sys.executable, "-c", "import tempfile\n" + program, order], capture_output=True, check=True)
+    records = [json.loads(line) for line in said.stdout.decode().splitlines() if line.startswith("{")]
+    plans = [record["plan"] for record in records if "plan" in record]
+    results = [record["result"] for record in records if "result" in record]
+    steps = [
+        (sum(row["count"] for row in plan["rows"]), result["seconds"])
+        for plan, result in zip(plans, results, strict=True)
+        if plan["rows"]
+    ]
+    written = [result["store"]["written"] for result in results if result["store"]]
+    return steps[2 * _NEW :], written[-1] if written else 0
+
+
+def _compare_steps(model: str, rounds: int) -> dict[str, Any]:
+    """With and without a store, in turns."""
+    taken: dict[str, list[list[tuple[int, float]]]] = {"without": [], "with": []}
+    written = []
+    for seed in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            order = list({"without": "off", "with": folder}.items())
+            for name, root in order if seed % 2 else reversed(order):
+                steps, count = measure_steps(model, root, seed=1)
+                taken[name].append(steps)
+                written += [count] if name == "with" else []
+    sizes = [count for count, _ in taken["with"][0]]
+    if any([count for count, _ in run] != sizes for runs in taken.values() for run in runs):
+        raise EngineFault("the runs made different plans")
+    best = {name: _best(runs) for name, runs in taken.items()}
+    halves = _best(taken["without"][::2]), _best(taken["without"][1::2])
+    found: dict[str, Any] = {"steps": len(sizes), "blocks_written_meanwhile": written}
+    for kind, wanted in (("prompts", lambda count: count > _STREAMS), ("decoding", lambda count: count <= _STREAMS)):
+        at = [number for number, count in enumerate(sizes) if wanted(count)]
+        pairs = sorted(best["with"][number] / best["without"][number] for number in at)
+        sums = {name: sum(best[name][number] for number in at) for name in best}
+        found[kind] = {
+            "steps": len(at),
+            "seconds": sums,
+            "with_over_without": sums["with"] / sums["without"],
+            "median_step": statistics.median(pairs),
+            "worst_step": pairs[-1],
+            "noise": sum(halves[0][number] for number in at) / sum(halves[1][number] for number in at),
+            "noise_of_worst_step": max(halves[0][number] / halves[1][number] for number in at),
+        }
+    return found | {"runs": taken}
+
+
+def _best(runs: list[list[tuple[int, float]]]) -> list[float]:
+    """Of each step, the shortest time that it took in any run."""
+    return [min(run[at][1] for run in runs) for at in range(len(runs[0]))]
+
+
+def main() -> None:
+    """Measure, print and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["first-token", "steps"])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--tokens", type=int, default=4000, help="of the prompt (default: 4000)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--json", type=Path, help="where the record is written")
+    options = parser.parse_args()
+    head = {"kind": f"kept-kv-{options.what}", **provenance(), "model": options.model}
+    try:
+        if options.what == "first-token":
+            rounds = [measure_first_token(options.model, options.tokens) for _ in range(options.rounds)]
+            middle = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+            found: dict[str, Any] = {"tokens": options.tokens, "seconds": middle, "rounds": rounds}
+            print(", ".join(f"{key} {value:.3f} s" for key, value in middle.items()))
+        else:
+            found = _compare_steps(options.model, options.rounds)
+            print(json.dumps({key: value for key, value in found.items() if key != "runs"}, indent=1))
+    except (EngineFault, OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(str(error)) from error
+    if options.json is not None:
+        record = head | found | {"load_average_after": load_average()}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""KV blocks that lie outside memory: which are to be saved, and how many are read instead of computed.
+
+Decides whether reading is worth its time, by what reading took so far and what computing would take (`core.step_time`),
+and how much one step reads. Does not know where blocks are stored; that some are is told (`Scheduler.note_stored`), and
+may turn out to be wrong: then they are computed. Invariant: what is to be saved is sealed, and keeps its block until
+the next plan is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from penstock.contract.plan import RowResult, Save, StepPlan, StepResult
+from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.core.block_pool import BlockPool
+from penstock.core.chunk_limit import decodes
+from penstock.core.sequence import Seq
+from penstock.core.step_time import StepTimes, chunk_of
+
+__all__ = ["SOUGHT_AHEAD", "Restoring"]
+
+SOUGHT_AHEAD = 8
+"""Waiting sequences whose blocks are looked for at once: those that may be admitted soon."""
+
+_STEPS_ALONE = 4
+"""What one step reads while nobody decodes: as many positions as so many steps compute."""
+
+_SHARE = 0.5
+"""Of a step's target, what reading may take while somebody decodes."""
+
+_RATE = 0.25
+"""The share of an error that is corrected at once, as in `core.step_time`."""
+
+_TRY_AGAIN = 16
+"""Of so many restores that did not seem worth their time, one is done: disks get faster too."""
+
+
+class Restoring:
+    """What the scheduler knows of stored blocks. Owned by it.
+
+    Attributes:
+        sought_tokens: positions that nobody had in memory, and that were looked for.
+        restored_tokens: positions that were read.
+    """
+
+    def __init__(self, config: SchedulerConfig, times: StepTimes, pool: BlockPool) -> None:
+        self._config = config
+        self._pool = pool
+        self._times = times
+        self._seconds = 0.0  # a position
+        self._refused = 0
+        self._saves: list[Save] = []
+        self.sought_tokens = 0
+        self.restored_tokens = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is to be saved."""
+        return bool(self._saves)
+
+    def sealed(self, seq: Seq, index: int) -> None:
+        """Block number `index` of `seq` was sealed: let the next plan save it, unless it was read, or is not found."""
+        keys, size = seq.chain.keys, self._config.block_size
+        block = seq.lease.blocks[index]
+        if index * size < seq.restore_end or self._pool.key_of(block) != keys[index]:
+            return
+        parent = keys[index - 1] if index else seq.chain.root
+        tokens = tuple(seq.tokens[index * size : (index + 1) * size])
+        self._saves.append(Save(block, keys[index], parent, index, tokens))
+
+    def seek(self, seq: Seq) -> tuple[int, tuple[bytes, ...]]:
+        """How many leading blocks of a waiting sequence are in memory, and the keys of those that could be stored."""
+        seq.sought = True
+        if seq.request.fresh_prompt:
+            return 0, ()
+        keys, known = seq.chain.keys, len(seq.tokens)
+        present = self._pool.present(keys, known)
+        lacking = tuple(keys[present : (known - 1) // self._config.block_size])
+        self.sought_tokens += len(lacking) * self._config.block_size
+        return present, lacking
+
+    def take_saves(self) -> tuple[Save, ...]:
+        """What is to be saved; the plan that is made has it."""
+        saves = tuple(self._saves)
+        self._saves.clear()
+        return saves
+
+    def forget(self) -> None:
+        """Nothing of what was to be saved is there any more."""
+        self._saves.clear()
+
+    def begin(self, seq: Seq) -> None:
+        """`seq` was admitted: let it be restored as far as its blocks are stored, where that is worth the time."""
+        size = self._config.block_size
+        end = min(seq.stored, (len(seq.tokens) - 1) // size) * size  # a position is left to compute
+        if end > seq.computed and self._is_worth_it(seq.computed, end - seq.computed):
+            seq.restore_end = end
+
+    def blocks_a_step(self, running: Iterable[Seq]) -> int:
+        """How many blocks a step may read, all sequences together."""
+        config = self._config
+        most = max(1, config.max_num_batched_tokens // config.block_size)
+        if not any(decodes(seq) for seq in running):
+            return _STEPS_ALONE * most
+        if not (config.step_target_ms and self._seconds):
+            return most
+        affordable = _SHARE * config.step_target_ms / 1000 / (self._seconds * config.block_size)
+        return max(1, min(most, int(affordable)))
+
+    def learn(
+        self, plan: StepPlan, result: StepResult, results: Sequence[RowResult | None]
+    ) -> tuple[StepPlan, StepResult]:
+        """Take in what reading brought and took; what remains is what the step computed, and how long that took."""
+        size, count = self._config.block_size, 0
+        for row, of_row in zip(plan.rows, results, strict=True):
+            if row.stored:
+                count += row.count if of_row is None else of_row.restored * size
+        self.restored_tokens += count
+        if count and 0.0 < result.restoring < float("inf"):
+            seconds = result.restoring / count
+            self._seconds += (_RATE if self._seconds else 1.0) * (seconds - self._seconds)
+        computed = tuple(row for row in plan.rows if not row.stored)
+        return replace(plan, rows=computed), replace(result, seconds=result.seconds - result.restoring)
+
+    def _is_worth_it(self, start: int, count: int) -> bool:
+        computing = self._times.of(chunk_of(start, count, self._times.window))
+        if not computing or self._seconds * count < computing:
+            return True
+        self._refused += 1
+        return self._refused % _TRY_AGAIN == 0

@@ -1,0 +1,76 @@
+"""Saves KV blocks, and puts saved ones back into the KV memory: what plans say of a store, done.
+
+Decides nothing: which blocks is in the plan, where files are and how they are checked is the store's. Invariant: what
+comes into the KV memory was checked before; a block that a plan hands out again is not being saved any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.contract.plan import Row, RowResult, StepPlan, StoreCounts
+from penstock.exec.kv_store import KVStore
+from penstock.store import BlockStore, BlockWriter, DiskBudget
+from penstock.thread_turns import give_way
+
+__all__ = ["BlockKeeping"]
+
+_LAST_SECONDS = 5.0
+"""For what is still to be saved when a runner is closed."""
+
+
+class BlockKeeping:
+    """A store beside the KV memory of one runner. Owned by it.
+
+    Args:
+        kv: the memory.
+        store: one whose blocks have the bytes of `kv`'s.
+        most_bytes: what all of the store's folders may take together.
+    """
+
+    def __init__(self, kv: KVStore, store: BlockStore, most_bytes: int) -> None:
+        self._kv = kv
+        self._store = store
+        self._said = StoreCounts()
+        budget = DiskBudget(store.folder.path.parent, most_bytes, give_way)
+        self._writer = BlockWriter(store, budget, kv.copy_block)
+
+    def begin(self, plan: StepPlan) -> None:
+        """What a plan saves from now on, and what it hands out; to be called before any of its rows."""
+        self._writer.step_begins()
+        if plan.saves:
+            self._writer.offer(plan.saves)
+        size = self._kv.block_size
+        for admit in plan.admits:
+            self._writer.take_back(admit.blocks[admit.computed // size :])
+        for row in plan.rows:
+            if row.new_blocks:
+                self._writer.take_back(row.new_blocks)
+
+    def restore(self, row: Row, blocks: Sequence[int]) -> RowResult | None:
+        """Read the blocks of a row into `blocks`; says so if one is not there, or not what was written."""
+        for count, (key, block) in enumerate(zip(row.stored, blocks, strict=True)):
+            content = self._store.read(key)
+            if content is None:
+                return RowResult(row.slot, restored=count)
+            self._kv.fill_block(block, content)
+        return None
+
+    def end(self) -> StoreCounts | None:
+        """The plan is computed; how saving goes, if that has changed since the last call."""
+        self._writer.step_ends()
+        counts = self._writer.counts
+        if counts == self._said:
+            return None
+        self._said = counts
+        return counts
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until everything is written, but no longer; whether it is."""
+        return self._writer.settle(seconds)
+
+    def close(self) -> None:
+        """Save what is to be saved, if that takes no longer than seconds, and no more."""
+        self._writer.hurry()
+        self._writer.settle(_LAST_SECONDS)
+        self._writer.close()

@@ -1,0 +1,107 @@
+"""Whether a model's KV blocks are kept beyond the process, where, and under which contract.
+
+Names concrete classes of several rooms, as `loading` and `building` do. The contract is everything that the bits of a
+block depend on beside its tokens, its salt and the model's files, which are in its key: whoever has the same contract
+would compute the same bits. Where that is not certain, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.memory import readable_bytes
+from penstock.exec.kv_store import KVStore
+from penstock.loading import LoadedModel
+from penstock.store import BlockStore, default_bytes, open_folder
+from penstock.version import __version__
+
+__all__ = ["KV_CONTRACT", "OpenStore", "contract_of", "open_store", "why_not_kept"]
+
+KV_CONTRACT = 1
+"""To be raised where the same release computes other bits than before, and neither its version nor its compiled code
+says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Where a model's blocks are kept, and how much all blocks may take there."""
+
+    blocks: BlockStore
+    most_bytes: int
+
+
+def open_store(
+    config: EngineConfig, loaded: LoadedModel, kv: KVStore, announce: Callable[[str], None]
+) -> OpenStore | None:
+    """The store that the operator wants; None where there is none, with a line that says why.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+    if config.kv_store in ("off", ""):
+        return None
+    reason = why_not_kept(config, loaded)
+    if reason:
+        announce(f"kept KV          none: {reason}")
+        return None
+    root = Path(config.kv_store)
+    try:
+        folder = open_folder(root, contract_of(config, loaded), kv.block_size, kv.block_bytes)
+        most = config.kv_store_bytes or default_bytes(root)
+    except OSError as error:
+        raise ConfigError("kv_store", f"{root} cannot be used: {error.strerror}") from error
+    blocks, size = folder.size()
+    held = f"{blocks * kv.block_size} tokens of this model in {readable_bytes(size)}"
+    announce(f"kept KV          {folder.path}: {held}; at most {readable_bytes(most)} in all")
+    return OpenStore(BlockStore(folder), most)
+
+
+def why_not_kept(config: EngineConfig, loaded: LoadedModel) -> str:
+    """Why this model's blocks cannot be kept; "" where they can."""
+    program = loaded.program
+    if not loaded.backend.exact:
+        return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
+    if program.looks_ahead or not config.prefix_caching:
+        return "there is no prefix cache"
+    if program.states:
+        return "the model carries recurrent state"
+    if program.window is not None:
+        return "every layer of the model has a window"
+    if os.name != "posix":
+        return "it needs a POSIX system"
+    return ""
+
+
+def contract_of(config: EngineConfig, loaded: LoadedModel) -> dict[str, str]:
+    """What the bits of a block depend on, in words."""
+    return {
+        "model": loaded.files.name,
+        "files": loaded.files.digest.hex(),
+        "weights": f"{config.quantization}, {config.linear_kernels}: {loaded.weight_formats}",
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "kv_cache_dtype": str(loaded.kv_dtype).removeprefix("torch."),
+        "max_model_len": str(config.max_model_len),  # by which some models choose their rotary angles
+        "isa": f"{loaded.isa}, {torch.backends.cpu.get_cpu_capability()}",
+        "penstock": f"{__version__}, {KV_CONTRACT}",
+        "kernels": _compiled_code(),
+        "torch": torch.__version__,
+    }
+
+
+@cache
+def _compiled_code() -> str:
+    """A digest of the compiled kernels: what is built anew from other code, or by another compiler, is another."""
+    found = importlib.util.find_spec("penstock._native")
+    if found is None or not found.origin:
+        return "none"
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:32]

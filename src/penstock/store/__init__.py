@@ -1,0 +1,22 @@
+"""KV blocks in files, so that they outlive the process. Knows bytes and keys, neither models nor tensors."""
+
+from penstock.store.block_file import FileForm, Origin
+from penstock.store.block_store import BlockStore
+from penstock.store.budget import DiskBudget, default_bytes
+from penstock.store.folders import StoreFolder, clear, folder_at, folders, open_folder, store_root
+from penstock.store.writer import BlockWriter
+
+__all__ = [
+    "BlockStore",
+    "BlockWriter",
+    "DiskBudget",
+    "FileForm",
+    "Origin",
+    "StoreFolder",
+    "clear",
+    "default_bytes",
+    "folder_at",
+    "folders",
+    "open_folder",
+    "store_root",
+]

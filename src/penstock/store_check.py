@@ -1,0 +1,114 @@
+"""Whether stored KV blocks are what would be computed: each is computed again, from its tokens and all before it.
+
+Names concrete classes of several rooms. What is proved is what nothing else can: a checksum says that a file is what
+was written, and this that what was written is right, by the model, the kernels and the processor that are here now.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.contract.config import EngineConfig
+from penstock.contract.plan import Admit, Row, StepPlan
+from penstock.contract.sampling import SamplingSpec
+from penstock.core.block_keys import block_key
+from penstock.kept_blocks import contract_of, why_not_kept
+from penstock.loading import LoadedModel, find_model, load_model
+from penstock.store import BlockStore, Origin, open_folder
+from penstock.store.folders import block_files
+
+__all__ = ["StoreVerdict", "verify_store"]
+
+_GREEDY = SamplingSpec((("temperature", 0),))
+
+
+@dataclass(slots=True)
+class StoreVerdict:
+    """What became of the blocks that were looked at.
+
+    Attributes:
+        same: to the bit what was computed again.
+        different: not; their keys. There must be none.
+        damaged: not what was written; they are deleted.
+        orphaned: without all blocks before them, which were evicted: they are found by nobody, and cannot be computed.
+        why_not: why nothing was looked at; "" where it was.
+    """
+
+    same: int = 0
+    different: tuple[str, ...] = ()
+    damaged: int = 0
+    orphaned: int = 0
+    why_not: str = ""
+
+
+def verify_store(
+    config: EngineConfig, cache_dir: Path, root: Path, count: int, seed: int, announce: Callable[[str], None]
+) -> StoreVerdict:
+    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer.
+
+    Raises:
+        SetupError: the model or an option cannot be used.
+    """
+    loaded = load_model(config, find_model(config, cache_dir), announce)
+    if reason := why_not_kept(config, loaded):
+        return StoreVerdict(why_not=reason)
+    size = config.block_size
+    sizes = loaded.kv_store(1, size)
+    store = BlockStore(open_folder(root, contract_of(config, loaded), size, sizes.block_bytes))
+    keys = sorted(bytes.fromhex(entry.name) for entry in block_files(store.folder.path))
+    check = _Check(loaded, config, store)
+    for key in random.Random(seed).sample(keys, min(count, len(keys))):  # noqa: S311 (no secret)
+        check.look_at(key)
+    verdict = check.verdict
+    verdict.damaged = store.damaged
+    return verdict
+
+
+class _Check:
+    """Computes blocks, one sequence after the other. Owned by `verify_store`."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, store: BlockStore) -> None:
+        self.verdict = StoreVerdict()
+        self._loaded = loaded
+        self._chunk = config.max_num_batched_tokens
+        self._store = store
+        self._size = config.block_size
+
+    def look_at(self, key: bytes) -> None:
+        """Compute a block again, if all before it are there."""
+        found = self._store.origin(key)
+        if found is None:
+            return
+        origin, content = found
+        tokens = self._prefix(origin)
+        if tokens is None:
+            self.verdict.orphaned += 1
+        elif block_key(origin.parent, origin.tokens) == key and self._compute(tokens) == content:
+            self.verdict.same += 1
+        else:
+            self.verdict.different += (key.hex(),)
+
+    def _prefix(self, origin: Origin) -> list[int] | None:
+        """All tokens up to the block's last; None where a block before it is gone."""
+        parts, parent = [origin.tokens], origin.parent
+        for before in reversed(range(origin.before)):
+            found = self._store.origin(parent)
+            if found is None or found[0].before != before:
+                return None
+            parts.append(found[0].tokens)
+            parent = found[0].parent
+        return [token for part in reversed(parts) for token in part]
+
+    def _compute(self, tokens: list[int]) -> bytes:
+        """The last block of a sequence of these tokens, in a memory of its own, and in chunks as they are served."""
+        blocks = len(tokens) // self._size
+        kv = self._loaded.kv_store(blocks + 1, self._size)
+        runner = self._loaded.runner(kv, 1, len(tokens) + 1)
+        admit = Admit(0, "check", (*tokens, 0), tuple(range(blocks + 1)), 0, _GREEDY, 0)
+        for step, start in enumerate(range(0, len(tokens), self._chunk)):
+            row = Row(0, start, min(self._chunk, len(tokens) - start), (), sample=False)
+            runner.run(StepPlan(step, (), () if step else (admit,), (row,)))
+        return kv.copy_block(blocks - 1)

@@ -1,0 +1,134 @@
+"""KV blocks that outlive their process: answers are the same to the bit, and prompts are read, not computed."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from served import PATIENCE, _listening_url, wait_until
+
+from needs import COMPILED
+from penstock import LLM, SamplingParams
+from penstock.kernels import native
+from penstock.store import folders
+from penstock.store.folders import block_files
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
+
+PROMPT = [random.Random(1).randrange(100, 40_000) for _ in range(400)]
+BLOCKS = len(PROMPT) // 16
+SEEDED = SamplingParams(max_tokens=24, temperature=0.9, seed=4, logprobs=2)
+
+
+def kept(root: Path) -> list[Path]:
+    return sorted(Path(entry.path) for folder in folders(root) for entry in block_files(folder.path))
+
+
+def answer(root: Path, blocks: int = BLOCKS, prompt: list[int] = PROMPT, **options):
+    """What a process of its own answers, as far as it was cached; it ends when so many blocks are in files."""
+    options = {"kv_cache_memory": "64MiB", "kv_store": str(root), **options}
+    with LLM(**options) as llm:
+        (output,) = llm.generate([{"prompt_token_ids": prompt}], SEEDED, use_tqdm=False)
+    if options["kv_store"] != "off":
+        assert len(kept(root)) >= blocks, "what was to be saved is, when the engine is closed"
+    (choice,) = output.outputs
+    return (tuple(choice.token_ids), choice.cumulative_logprob, choice.logprobs), output.num_cached_tokens
+
+
+def test_the_next_process_reads_what_the_last_computed(tmp_path):
+    alone, _ = answer(tmp_path, kv_store="off")
+    assert not kept(tmp_path)
+    first, cached = answer(tmp_path)
+    assert (first, cached) == (alone, 0)
+    assert len(kept(tmp_path)) == (len(PROMPT) + 24 - 1) // 16
+    second, cached = answer(tmp_path)
+    assert (second, cached) == (alone, 384)
+
+
+def test_damage_anywhere_changes_no_answer(tmp_path):
+    alone, _ = answer(tmp_path)
+    rng = random.Random(2)
+    for path in kept(tmp_path):
+        content = bytearray(path.read_bytes())
+        content[rng.randrange(len(content))] ^= rng.randrange(1, 256)
+        path.write_bytes(content)
+    assert answer(tmp_path) == (alone, 0)
+    for path in kept(tmp_path)[::3]:
+        path.unlink()
+    assert answer(tmp_path)[0] == alone
+
+
+def test_another_form_is_another_contract(tmp_path):
+    answer(tmp_path)
+    before = kept(tmp_path)
+    _, cached = answer(tmp_path, 2 * len(before), kv_cache_dtype="int8")
+    assert cached == 0
+    _, cached = answer(tmp_path, 0, block_size=8)
+    assert cached == 0
+    assert len(list(folders(tmp_path))) == 3
+    assert len({folder.facts["model"] for folder in folders(tmp_path)}) == 1
+
+
+@contextmanager
+def server(root: Path, *, killed: bool) -> Iterator[str]:
+    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--kv-store", str(root)]
+    with subprocess.Popen(
+        [*command, "--kv-cache-memory", "64MiB"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            yield _listening_url(process, time.monotonic())
+        finally:
+            process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
+            process.wait(PATIENCE)
+
+
+def ask(url: str, **body: object) -> tuple[object, int]:
+    asked = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0.9, "seed": 4, "logprobs": 2, **body}
+    said = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE).json()
+    return said["choices"], said["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def metric(url: str, name: str) -> float:
+    found = re.search(rf"^{name}{{[^}}]*}} (\S+)", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
+    with server(tmp_path, killed=True) as url:
+        choices, cached = ask(url)
+        assert cached == 0
+        wait_until(lambda: len(kept(tmp_path)) >= BLOCKS)
+        with server(tmp_path, killed=True) as other:
+            assert ask(other) == (choices, 384)
+    with server(tmp_path, killed=False) as url:
+        assert ask(url) == (choices, 384)
+        assert metric(url, "vllm:external_prefix_cache_hits_total") == 384
+        assert metric(url, "vllm:prefix_cache_hits_total") == 0
+        assert ask(url) == (choices, 384)
+        assert metric(url, "vllm:external_prefix_cache_hits_total") == 384
+        assert metric(url, "vllm:prefix_cache_hits_total") == 384
+        assert metric(url, "penstock:kv_store_bytes") >= 0
+
+
+def test_tenants_do_not_find_what_others_computed(tmp_path):
+    with server(tmp_path, killed=True) as url:
+        choices, _ = ask(url, cache_salt="one")
+        wait_until(lambda: len(kept(tmp_path)) >= BLOCKS)
+    with server(tmp_path, killed=False) as url:
+        assert ask(url, cache_salt="two") == (choices, 0)
+        assert ask(url, cache_salt="one") == (choices, 384)

@@ -1,0 +1,181 @@
+"""Writing behind: what was handed out again is never written, and a disk that fails stops nobody."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from store_harness import BYTES, body_of, fill, open_store, save_of
+
+from penstock.store import BlockWriter, DiskBudget, default_bytes
+from penstock.store.folders import block_files
+
+PLENTY = 1 << 30
+
+
+class Memory:
+    """Blocks that hold what was last written to them; `slow` copies them piece by piece."""
+
+    def __init__(self, blocks: int, *, slow: bool = False) -> None:
+        self.blocks = [bytearray(BYTES) for _ in range(blocks)]
+        self.slow = slow
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def put(self, block: int, content: bytes) -> None:
+        self.blocks[block][:] = content
+
+    def copy(self, block: int) -> bytes:
+        self.gate.wait()
+        if not self.slow:
+            return bytes(self.blocks[block])
+        pieces = []
+        for start in range(0, BYTES, 1000):
+            pieces.append(bytes(self.blocks[block][start : start + 1000]))
+            time.sleep(0)
+        return b"".join(pieces)
+
+
+@pytest.fixture
+def made(request):
+    """Makes writers, and ends them."""
+    writers = []
+
+    def make(store, memory, most=PLENTY, **options):
+        writers.append(BlockWriter(store, DiskBudget(store.folder.path.parent, most), memory.copy, **options))
+        return writers[-1]
+
+    yield make
+    for each in writers:
+        each.close()
+
+
+def test_what_is_offered_is_written(tmp_path, made):
+    store, memory = open_store(tmp_path), Memory(4)
+    writer = made(store, memory)
+    for block in range(4):
+        memory.put(block, body_of(block))
+    writer.offer([save_of(block) for block in range(4)])
+    assert writer.settle(10)
+    assert all(store.read(save_of(block).key) == body_of(block) for block in range(4))
+    assert writer.counts.written == 4
+    assert writer.counts.bytes == 4 * store.folder.form.file_bytes
+
+
+def test_what_is_taken_back_in_time_is_dropped(tmp_path, made):
+    store, memory = open_store(tmp_path), Memory(4)
+    writer = made(store, memory)
+    memory.gate.clear()
+    writer.offer([save_of(block) for block in range(4)])
+    while writer._copied != 0:
+        time.sleep(0.001)
+    writer.take_back([0, 2])  # one is being copied, the other waits
+    memory.gate.set()
+    assert writer.settle(10)
+    assert [store.has(save_of(block).key) for block in range(4)] == [False, True, False, True]
+    assert (writer.counts.dropped, writer.counts.failed) == (1, 1)
+
+
+def test_a_memory_that_changes_all_the_time_is_never_saved_wrong(tmp_path, made):
+    """Blocks are handed out again while they are copied; whatever is found is what its key says."""
+    store, memory, rng = open_store(tmp_path), Memory(12, slow=True), random.Random(3)
+    writer = made(store, memory)
+    number = 0
+    for _ in range(2000):
+        block = rng.randrange(12)
+        writer.take_back([block])
+        memory.put(block, body_of(number))
+        of = save_of(number)
+        writer.offer([replace(of, block=block)])
+        number += 1
+        if number % 200 == 0:
+            assert writer.settle(20)
+    assert writer.settle(20)
+    found = [(n, bytes(content)) for n in range(number) if (content := store.read(save_of(n).key)) is not None]
+    assert all(content == body_of(n) for n, content in found)
+    counts = writer.counts
+    assert len(found) == counts.written > 12
+    assert counts.dropped > 0
+    assert counts.written + counts.dropped + counts.failed == number
+    assert counts.damaged == 0
+
+
+def test_while_steps_run_little_is_written_and_then_the_rest(tmp_path, made):
+    store, memory = open_store(tmp_path), Memory(40)
+    writer = made(store, memory)
+    writer.step_begins()
+    writer.offer([save_of(block) for block in range(40)])
+    assert not writer.settle(0.2)
+    assert writer.counts.written < 30
+    writer.step_ends()
+    assert writer.settle(10)
+    assert writer.counts.written == 40
+
+
+def test_a_full_disk_is_counted_and_left_alone_for_a_while(tmp_path, made, monkeypatch):
+    store, memory = open_store(tmp_path), Memory(4)
+    tries = []
+
+    def full(*_):
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = made(store, memory, rest_seconds=0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        writer.offer([save_of(block) for block in range(3)])
+        assert writer.settle(10)
+    assert len(tries) == 1
+    assert writer.counts.failed == 3
+    time.sleep(0.25)
+    writer.offer([save_of(3)])
+    assert writer.settle(10)
+    assert store.has(save_of(3).key)
+
+
+def test_the_budget_keeps_what_was_used_last(tmp_path):
+    store = open_store(tmp_path)
+    fill(store, range(10))
+    for age in range(10):
+        os.utime(store._file(save_of(age).key), (1000 + age, 1000 + age))
+    assert store.read(save_of(0).key) == body_of(0)  # the eldest is of use
+    budget = DiskBudget(tmp_path, 6 * store.folder.form.file_bytes)
+    budget.look()
+    left = [number for number in range(10) if store.has(save_of(number).key)]
+    assert left == [0, 6, 7, 8, 9]
+    assert budget.evicted == 5
+    assert budget.taken == 5 * store.folder.form.file_bytes
+
+
+def test_two_writers_share_a_budget(tmp_path, made):
+    """Each sees what the other wrote when it looks; the sum stays near the budget."""
+    stores = [open_store(tmp_path), open_store(tmp_path, isa="other")]
+    length = stores[0].folder.form.file_bytes
+    for number in range(400):
+        if number % 100 == 0:
+            budgets = [DiskBudget(tmp_path, 64 * length) for _ in stores]
+        for store, budget in zip(stores, budgets, strict=True):
+            budget.wrote(store.write(save_of(number), body_of(number)))
+        taken = sum(len(list(block_files(store.folder.path))) for store in stores)
+        assert taken <= 64 + 2 * 64 // 32 + 2
+
+
+def test_what_a_killed_process_left_open_goes_when_it_is_old(tmp_path):
+    store = open_store(tmp_path)
+    left = store.folder.path / "tmp" / "1-2-3"
+    left.write_bytes(b"half")
+    DiskBudget(tmp_path, PLENTY).look()
+    assert left.exists()
+    os.utime(left, (1000, 1000))
+    DiskBudget(tmp_path, PLENTY).look()
+    assert not left.exists()
+
+
+def test_the_default_is_a_tenth_of_what_is_free(tmp_path):
+    fill(open_store(tmp_path), range(3))
+    assert 0 < default_bytes(tmp_path / "not" / "there") < os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
