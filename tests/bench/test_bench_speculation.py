@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from penstock.bench.speculation import TaskRun, speculation_table, summary
 from penstock.bench.speculation_tasks import TASKS
-from penstock.cli import main
+from penstock.cli import penstock
 from penstock.contract.errors import EngineFault
 
 
@@ -34,7 +34,9 @@ def test_an_answer_that_differs_is_no_figure():
 
 def test_the_command_measures_every_task_and_writes_a_record(tmp_path):
     target = tmp_path / "record.json"
-    ran = CliRunner().invoke(main, ["bench", "speculate", "--streams", "2", "--repeats", "1", "--json", str(target)])
+    ran = CliRunner().invoke(
+        penstock, ["bench", "speculate", "--streams", "2", "--repeats", "1", "--json", str(target)]
+    )
     assert ran.exit_code == 0, ran.output
     assert "every answer is the same" in ran.output
     record = json.loads(target.read_text())

@@ -36,7 +36,7 @@ def test_chat_completions(oai, choice):
     with oai.chat.completions.stream(**asked) as stream:
         pieces += [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
         [streamed] = stream.get_final_completion().choices[0].message.tool_calls
-    assert len([piece for piece in pieces if piece]) > 4
+    assert len([piece for piece in pieces if piece]) > 1
     assert "".join(pieces) == streamed.function.arguments == whole.function.arguments
     assert set(json.loads(whole.function.arguments)) == {"city", "unit"}
 
@@ -49,7 +49,7 @@ def test_responses(oai, choice):
     with oai.responses.stream(**asked) as stream:
         pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         [streamed] = stream.get_final_response().output
-    assert len(pieces) > 4
+    assert len(pieces) > 1
     assert "".join(pieces) == streamed.arguments == whole.arguments
     assert whole.status == streamed.status == "completed"
 
@@ -65,5 +65,5 @@ def test_messages(default_server, choice):
         with client.messages.stream(**asked) as stream:
             pieces = [event.partial_json for event in stream if event.type == "input_json"]
             [streamed] = stream.get_final_message().content
-    assert len(pieces) > 4
+    assert len(pieces) > 1
     assert json.loads("".join(pieces)) == streamed.input == whole.input

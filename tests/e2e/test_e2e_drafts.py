@@ -21,7 +21,9 @@ from penstock.sampling import SamplingParams
 pytestmark = pytest.mark.model
 
 NEW = 41
-CONFIG = SchedulerConfig(96, block_size=16, max_num_seqs=6, max_num_batched_tokens=128, max_model_len=256)
+CONFIG = SchedulerConfig(
+    96, block_size=16, max_num_seqs=6, max_num_batched_tokens=128, max_model_len=256, weigh_drafts=False
+)
 KINDS = [
     {"temperature": 0, "logprobs": 3},
     {"seed": 5, "logprobs": 2},

@@ -26,7 +26,15 @@ PARAMS = [
 def llm(tmp_path_factory):
     directory = write_checkpoint(tmp_path_factory.mktemp("failed-steps"), "llama", "wide_heads_untied")
     write_letters(directory, 101)
-    options = {"dtype": "float32", "threads": 1, "block_size": 4, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    # Without guesses, so that there are as many steps each time.
+    options = {
+        "speculate": False,
+        "dtype": "float32",
+        "threads": 1,
+        "block_size": 4,
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 4,
+    }
     with LLM(str(directory), kv_cache_memory=200_000, **options) as llm:
         yield llm
 

@@ -34,11 +34,16 @@ def text_weights(weights: WeightLoader, left_out: Sequence[str]) -> PartLoader:
     Files begin with `language_model.model.` or, as newer ones do, with `model.language_model.`; or the text model has
     the names that it has alone, and the other parts lie beside it.
     """
-    newer = weights.has("model.language_model.embed_tokens.weight")
+
+    def begins_with(prefix: str) -> bool:
+        """Whether a tensor that all text models have is there; one of two, so that the other's lack is told by name."""
+        return any(weights.has(f"{prefix}.{name}.weight") for name in ("embed_tokens", "norm"))
+
+    newer = begins_with("model.language_model")
     for part in left_out:
         weights.leave_out(f"model.{part}" if newer else part)
     if newer:
         return PartLoader(weights, {"model.": "model.language_model."})
-    if weights.has("model.embed_tokens.weight"):
+    if begins_with("model"):
         return PartLoader(weights, {})
     return PartLoader(weights, {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."})
