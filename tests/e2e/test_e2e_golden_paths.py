@@ -46,6 +46,7 @@ FAMILIES = [
 
 WINDOWED = {
     ("mistral", "all_to_one_small_window"),
+    ("mistral3", "all_to_one_small_window"),
     ("mixtral", "all_to_one_narrow_heads_small_window"),
     ("phi3", "partial_short_window"),
     ("qwen3_moe", "all_to_one_narrow_heads_window_dense_last"),
