@@ -226,6 +226,28 @@ async def test_a_steps_outputs_are_handed_over_once_the_next_step_has_begun(monk
     assert happened == ["start", *["start", "outputs"] * 5, "outputs"]
 
 
+async def test_a_steps_outputs_do_not_wait_for_the_runner_that_follows_a_lost_one(monkeypatch):
+    happened: list[str] = []
+    call = loop_module._call
+    monkeypatch.setattr(loop_module, "_call", lambda *given: (happened.append("outputs"), call(*given))[1])
+    async with serving() as (bench, client):
+        runner = bench.engine._runner
+        start, reset = runner.start, runner.reset
+
+        def lose_the_third(plan):
+            happened.append("start")
+            if happened.count("start") == 3:
+                bench.runner.crash_at(plan.step)
+                bench.runner.start(plan)
+            start(plan)
+
+        runner.start = lose_the_third
+        runner.reset = lambda: (happened.append("reset"), reset())[1]
+        outputs = await collect(client, harness.request_of("one", bench.text, "hello", max_tokens=4))
+    assert tokens_of(outputs) == bench.expected("hello", 4)
+    assert happened[: happened.index("reset")] == ["start", "start", "outputs", "start", "outputs"]
+
+
 async def test_a_reader_who_leaves_too_much_lying_is_given_up_and_its_blocks_come_back():
     room = WaitingRoom(of_all=10**9, of_one=20 * TOKEN_BYTES, patience=0.01)
     async with serving(room=room, num_blocks=200, max_model_len=800) as (bench, client):

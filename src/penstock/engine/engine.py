@@ -95,7 +95,8 @@ class Engine:
     Attributes:
         scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
         metrics: what is measured.
-        on_planned: called in each step when what is to be computed is decided, and admitted, and before it is awaited.
+        on_planned: called in each step before anything is awaited: what is to be computed, or, where a step failed,
+            another runner.
     """
 
     def __init__(
@@ -328,6 +329,7 @@ class Engine:
             log.error("step %d was lost and is computed again: %s", plan.step, error)
         else:
             log.exception("step %d failed; its rows are computed again one by one", plan.step)
+        self.on_planned()
         try:
             lost = self._forget_in_flight()
         except Exception:
