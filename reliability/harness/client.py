@@ -17,7 +17,7 @@ import h11
 
 from penstock.bench.event_stream import EventReader, Target
 
-__all__ = ["Answer", "Event", "ask", "head_of", "now", "said"]
+__all__ = ["Answer", "AnswerReader", "Event", "ask", "head_of", "now", "said"]
 
 _READ_BYTES = 1 << 16
 _DONE = "[DONE]"
@@ -145,33 +145,57 @@ async def _exchange(
 
 
 async def _read(reader: asyncio.StreamReader, answer: Answer, on_event: Callable[[Event], None], method: str) -> None:
-    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
-    # h11 must believe that it wrote the request; the bytes have gone out already.
-    connection.send(h11.Request(method=method, target="/", headers=[("Host", "127.0.0.1")]))
-    connection.send(h11.EndOfMessage())
-    events = EventReader()
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(_READ_BYTES))
-        elif isinstance(event, h11.Response):
-            answer.status, answer.began = event.status_code, now()
-            answer.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
-        elif isinstance(event, h11.Data):
-            _take(bytes(event.data), answer, events, on_event)
-        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+    taking = AnswerReader(answer, method, on_event)
+    while not taking.take(await reader.read(_READ_BYTES), now()):
+        pass
+
+
+class AnswerReader:
+    """Reads an answer out of the bytes of its connection, as they come.
+
+    Args:
+        answer: gets what is read.
+        method: of the request: the answer to a HEAD has no body.
+        on_event: called with each event of a stream.
+    """
+
+    def __init__(self, answer: Answer, method: str, on_event: Callable[[Event], None] = lambda _: None) -> None:
+        self._answer = answer
+        self._on_event = on_event
+        self._events = EventReader()
+        self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
+        # h11 must believe that it wrote the request; the bytes have gone out already.
+        self._connection.send(h11.Request(method=method, target="/", headers=[("Host", "127.0.0.1")]))
+        self._connection.send(h11.EndOfMessage())
+
+    def take(self, data: bytes, moment: float) -> bool:
+        """Bytes that came at a moment, b"" for the end of the connection; whether the answer has ended.
+
+        Raises:
+            h11.RemoteProtocolError: they are no part of an answer.
+        """
+        answer = self._answer
+        self._connection.receive_data(data)
+        while True:
+            event = self._connection.next_event()
+            if event is h11.NEED_DATA:
+                return False
+            if isinstance(event, h11.Response):
+                answer.status, answer.began = event.status_code, moment
+                answer.headers = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+            elif isinstance(event, h11.Data):
+                self._take_body(bytes(event.data), moment)
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                return True
+
+    def _take_body(self, piece: bytes, moment: float) -> None:
+        if not self._answer.headers.get("content-type", "").startswith("text/event-stream"):
+            self._answer.body += piece
             return
-
-
-def _take(piece: bytes, answer: Answer, events: EventReader, on_event: Callable[[Event], None]) -> None:
-    if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-        answer.body += piece
-        return
-    moment = now()
-    for data in events.push(piece):
-        event = Event(moment, data)
-        answer.events.append(event)
-        on_event(event)
+        for data in self._events.push(piece):
+            event = Event(moment, data)
+            self._answer.events.append(event)
+            self._on_event(event)
 
 
 def _has_text(chunk: dict[str, Any]) -> bool:

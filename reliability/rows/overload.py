@@ -7,15 +7,18 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.client import Answer, ask, now
+from harness.client import Answer, now
 from harness.processes import wait_until
 from harness.requests import COMPLETIONS
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, Server, serving
+from harness.unread import UnreadAnswer, ask_unread
+from penstock.bench.event_stream import Target
 
 __all__ = ["flood", "open_loop", "tenfold", "percentile"]
 
@@ -42,21 +45,30 @@ def percentile(values: list[float], share: float) -> float:
 
 async def _peak(server: Server, seconds: float) -> tuple[float, float]:
     """Answers a second with as many callers as can run at once, each waiting for its answer; p99 first token."""
-    chance, answers, end = random.Random(1), [], now() + seconds
+    chance, kept, end = random.Random(1), [], now() + seconds
 
     async def caller(seed: float) -> None:
         own = random.Random(seed)
         while now() < end:
-            answers.append(await ask(server.url, COMPLETIONS, _body(own)))
+            kept.append(await _send(server, own))
 
     began = now()
     await asyncio.gather(*(caller(chance.random()) for _ in range(32)))
-    return len(answers) / (now() - began), percentile([each.first_token for each in answers], 0.99)
+    took = now() - began
+    return len(kept) / took, percentile([each.read().first_token for each in kept], 0.99)
+
+
+def _send(
+    server: Server, chance: random.Random, headers: Mapping[str, str] | None = None
+) -> asyncio.Future[UnreadAnswer]:
+    target = Target.parse(server.url)
+    asking = ask_unread(target.host, target.port, COMPLETIONS, _body(chance), headers, seconds=300)
+    return asyncio.ensure_future(asking)
 
 
 async def open_loop(
-    send: Callable[[random.Random], asyncio.Future[Answer]], rate: float, seconds: float, seed: int
-) -> list[Answer]:
+    send: Callable[[random.Random], asyncio.Future[UnreadAnswer]], rate: float, seconds: float, seed: int
+) -> list[UnreadAnswer]:
     """Requests at random moments, `rate` a second on average, whether others are answered or not."""
     chance, under_way, end = random.Random(seed), [], now() + seconds
     due = now()
@@ -73,15 +85,12 @@ def tenfold(depth: Depth, progress: Progress) -> Measured:
     progress.expect(1)
     with serving(*OPTIONS) as server:
         peak, wait_at_peak = asyncio.run(_peak(server, max(10.0, seconds / 4)))
-
-        def send(chance: random.Random) -> asyncio.Future[Answer]:
-            return asyncio.ensure_future(ask(server.url, COMPLETIONS, _body(chance), seconds=300))
-
         used, began = time.process_time(), now()
-        answers = asyncio.run(open_loop(send, TIMES * peak, seconds, 2))
+        kept = asyncio.run(open_loop(partial(_send, server), TIMES * peak, seconds, 2))
         sender = (time.process_time() - used) / (now() - began) / len(os.sched_getaffinity(0))
         back = wait_until(server.idle, 60)
     progress.update()
+    answers = [each.read() for each in kept]
     return _judge_overload(answers, seconds, peak, wait_at_peak, back, sender)
 
 
@@ -144,19 +153,19 @@ def flood(depth: Depth, progress: Progress) -> Measured:
 async def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
     """Answers a second that can be served, and the nine keys' answers without the flood and beside it."""
 
-    def sender(names: list[str]) -> Callable[[random.Random], asyncio.Future[Answer]]:
-        def send(chance: random.Random) -> asyncio.Future[Answer]:
-            key = {"Authorization": f"Bearer {chance.choice(names)}"}
-            return asyncio.ensure_future(ask(server.url, COMPLETIONS, _body(chance), key, seconds=300))
+    def sender(names: list[str]) -> Callable[[random.Random], asyncio.Future[UnreadAnswer]]:
+        def send(chance: random.Random) -> asyncio.Future[UnreadAnswer]:
+            return _send(server, chance, {"Authorization": f"Bearer {chance.choice(names)}"})
 
         return send
 
+    began = now()
     burst = await asyncio.gather(*(sender(keys[:1])(random.Random(seed)) for seed in range(32)))
-    capacity = len(burst) / (max(each.ended for each in burst) - min(each.sent for each in burst))
+    capacity = len(burst) / (now() - began)
     gentle = 0.3 * capacity
     quiet = await open_loop(sender(keys[1:]), gentle, seconds, 3)
     flooding = asyncio.ensure_future(open_loop(sender(keys[:1]), TIMES * capacity, seconds + 2, 4))
     await asyncio.sleep(2.0)
     loud = await open_loop(sender(keys[1:]), gentle, seconds, 5)
     await flooding
-    return capacity, quiet, loud
+    return capacity, [each.read() for each in quiet], [each.read() for each in loud]

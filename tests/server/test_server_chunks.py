@@ -45,4 +45,12 @@ def test_an_answer_on_a_connection_that_goes_on_is_framed_by_its_own_headers():
     connection, length = _Connection(1000), [(b"Content-Length", b"3")]
     assert written(connection, REQUESTS["1.1"], [], [b"abc"])[1] == b"3\r\nabc\r\n"
     connection.start_next_cycle()
-    assert written(connection, REQUESTS["1.1"], length, [b"abc"])[1] == b"abc"
+    assert written(connection, REQUESTS["1.1"], length, [b"abc"])[1].endswith(b"\r\n\r\nabc")
+
+
+@pytest.mark.parametrize(("request_", "parts"), [("1.1", [b"abc"]), ("1.0", [b"a", b"bc"]), ("HEAD", [])])
+def test_the_head_of_an_answer_of_known_length_is_written_with_what_follows(request_, parts):
+    headers = [(b"Content-Length", b"3")]
+    head, *rest = written(_Connection(1000), REQUESTS[request_], headers, parts)
+    by_h11 = written(h11.Connection(h11.SERVER), REQUESTS[request_], headers, parts)
+    assert (head, rest) == (b"", [by_h11[0] + by_h11[1], *by_h11[2:]])

@@ -39,15 +39,17 @@ def bounded_protocol(limits: ServerLimits, max_connections: int, on_refusal: OnR
 
 
 class _Connection(h11.Connection):
-    """h11's connection state, stricter on the way in, and with a fast path for nearly every event on the way out.
+    """h11's connection state, stricter on the way in, and with less to do on the way out.
 
-    That is one more chunk of a body: it changes no state, yet h11 spends a tenth of what a streamed token costs the
-    event loop on it.
+    Nearly every event there is one more chunk of a body: it changes no state, yet h11 spends a tenth of what a streamed
+    token costs the event loop on it. And an answer whose length is known is written whole: the second call of the
+    system would cost a sixth of what a refusal does.
     """
 
     def __init__(self, max_header_bytes: int) -> None:
         super().__init__(h11.SERVER, max_header_bytes)
         self._in_chunks = False
+        self._head = b""  # of an answer whose length is known, until its body begins
 
     def send(self, event: h11.Event) -> Any:
         """As h11's: the bytes to write, or None to close the connection."""
@@ -55,9 +57,16 @@ class _Connection(h11.Connection):
             # An empty chunk would be the end (RFC 9112, section 7.1).
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
         written = super().send(event)
-        self._in_chunks = (
-            isinstance(event, h11.Response) and b"\r\ntransfer-encoding: chunked\r\n" in (written or b"").lower()
-        )
+        if isinstance(event, h11.Response):
+            head = written.lower()
+            self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in head
+            if b"\r\ncontent-length: " in head:
+                self._head = written
+                return b""
+            return written
+        self._in_chunks = False
+        if self._head and written is not None:
+            self._head, written = b"", self._head + written
         return written
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
