@@ -114,7 +114,7 @@ def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, flo
         "import json, sys; from penstock import LLM, SamplingParams\n"
         "model, root, prompts, new = json.loads(sys.argv[1])\n"
         "with tempfile.TemporaryDirectory() as folder:\n"
-        "    with LLM(model, kv_store=root, record=folder + '/trace', kv_cache_memory='512MiB') as llm:\n"
+        "    with LLM(model, kv_store=root, record=folder + '/trace', kv_cache_memory='512MiB', speculate=False) as llm:\n"
         "        params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)\n"
         "        for _ in range(2): llm.generate([{'prompt_token_ids': [5, 6, 7]}], params, use_tqdm=False)\n"
         "        llm.generate([{'prompt_token_ids': each} for each in prompts], params, use_tqdm=False)\n"
