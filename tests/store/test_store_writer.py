@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from store_harness import BYTES, body_of, fill, open_store, save_of
 
-from penstock.store import BlockWriter, DiskBudget, default_bytes
+from penstock.store import BlockWriter, DiskBudget, Shelf, StatefulPrefixes, default_bytes
 from penstock.store.folders import block_files
 
 PLENTY = 1 << 30
@@ -30,15 +30,14 @@ class Memory:
     def put(self, block: int, content: bytes) -> None:
         self.blocks[block][:] = content
 
-    def copy(self, block: int) -> bytes:
+    def copy(self, block: int, content: memoryview) -> None:
         self.gate.wait()
         if not self.slow:
-            return bytes(self.blocks[block])
-        pieces = []
+            content[:] = self.blocks[block]
+            return
         for start in range(0, BYTES, 1000):
-            pieces.append(bytes(self.blocks[block][start : start + 1000]))
+            content[start : start + 1000] = self.blocks[block][start : start + 1000]
             time.sleep(0)
-        return b"".join(pieces)
 
 
 @pytest.fixture
@@ -47,7 +46,8 @@ def made(request):
     writers = []
 
     def make(store, memory, most=PLENTY, **options):
-        writers.append(BlockWriter(store, DiskBudget(store.folder.path.parent, most), memory.copy, **options))
+        budget = DiskBudget(store.folder.path.parent, most)
+        writers.append(BlockWriter([Shelf(store, memory.copy)], budget, **options))
         return writers[-1]
 
     yield make
@@ -72,7 +72,7 @@ def test_what_is_taken_back_in_time_is_dropped(tmp_path, made):
     writer = made(store, memory)
     memory.gate.clear()
     writer.offer([save_of(block) for block in range(4)])
-    while writer._copied != 0:
+    while writer._copied != (0, 0):
         time.sleep(0.001)
     writer.take_back([0, 2])  # one is being copied, the other waits
     memory.gate.set()
@@ -136,6 +136,44 @@ def test_a_full_disk_is_counted_and_left_alone_for_a_while(tmp_path, made, monke
     writer.offer([save_of(3)])
     assert writer.settle(10)
     assert store.has(save_of(3).key)
+
+
+def test_shelves_are_apart(tmp_path):
+    """A block and a state may have the same number and the same key."""
+    stores = [open_store(tmp_path), open_store(tmp_path, block_bytes=2 * BYTES, holds="states")]
+    bodies = [body_of(1), body_of(2, 2 * BYTES)]
+
+    def copies(body):
+        def copy(_, content):
+            content[:] = body
+
+        return copy
+
+    shelves = [Shelf(store, copies(body)) for store, body in zip(stores, bodies, strict=True)]
+    writer = BlockWriter(shelves, DiskBudget(tmp_path, PLENTY))
+    writer.step_begins()
+    time.sleep(0.01)
+    for shelf in (0, 1):
+        writer.offer([save_of(1)], shelf)
+    writer.take_back([7], 1)
+    writer.step_ends()
+    assert writer.settle(10)
+    assert [store.read(save_of(1).key) for store in stores] == bodies
+    assert writer.counts.written == 2
+    writer.close()
+
+
+def test_a_prefix_with_state_ends_behind_the_last_block_that_has_one(tmp_path):
+    blocks, states = open_store(tmp_path), open_store(tmp_path, holds="states")
+    fill(blocks, range(5))
+    prefixes, keys = StatefulPrefixes(blocks, states), [save_of(number).key for number in range(7)]
+    assert prefixes.leading(keys) == 0
+    fill(states, range(3))
+    assert prefixes.leading(keys) == 3
+    fill(states, range(6, 7))
+    assert prefixes.leading(keys) == 3, "its block is not there"
+    blocks.remove(keys[1])
+    assert prefixes.leading(keys) == 1
 
 
 def test_the_budget_keeps_what_was_used_last(tmp_path):

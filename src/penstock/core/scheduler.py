@@ -212,9 +212,9 @@ class Scheduler:
     def unsought(self) -> list[tuple[str, int, tuple[bytes, ...]]]:
         """Who may be admitted next and waits for its blocks to be looked for: id, blocks in memory, keys of the others.
 
-        Each is named once while it waits, and nothing is decided by it; what is found is to be told by `note_stored`, of
-        those too that lack nothing: memory may have forgotten it when they are admitted. Nobody is named while suspects
-        are computed alone: what they make fail may be the reading.
+        Each is named once while it waits, and nothing is decided by it. What is found is to be told by `note_stored`,
+        where nothing is lacking too: memory may have forgotten it when they are admitted. Nobody is named while
+        suspects are computed alone: what they make fail may be the reading.
         """
         if self._restoring is None or self._suspects or not self._waiting:
             return []

@@ -21,9 +21,23 @@ from typing import Any
 
 from penstock.store.block_file import FileForm
 
-__all__ = ["ABOUT", "OPEN", "StoreFolder", "block_files", "clear", "folder_at", "folders", "open_folder", "store_root"]
+__all__ = [
+    "ABOUT",
+    "OPEN",
+    "STATES",
+    "StoreFolder",
+    "block_files",
+    "clear",
+    "folder_at",
+    "folders",
+    "open_folder",
+    "store_root",
+]
 
 ABOUT = "about.json"
+STATES = "recurrent states"
+"""The fact `holds` of a folder of states, each under the key of the block that it follows; blocks have none."""
+
 OPEN = "tmp"
 """The folder of files that are being written."""
 
