@@ -125,6 +125,18 @@ def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
         assert metric(url, "penstock:kv_store_bytes") >= 0
 
 
+def test_a_server_that_ends_in_order_writes_what_it_computed_last(tmp_path):
+    """It is told to end as soon as the answer is there, when hardly anything was written."""
+    prompt = [random.Random(3).randrange(100, 40_000) for _ in range(2000)]
+    with server(tmp_path, killed=False) as url:
+        choices, _ = ask(url, prompt=prompt)
+        meanwhile = len(kept(tmp_path))
+    assert meanwhile < 125
+    assert len(kept(tmp_path)) == 125, "each block of the prompt; the answer fills none"
+    with server(tmp_path, killed=True) as url:
+        assert ask(url, prompt=prompt) == (choices, 1984)
+
+
 def test_tenants_do_not_find_what_others_computed(tmp_path):
     with server(tmp_path, killed=True) as url:
         choices, _ = ask(url, cache_salt="one")
