@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError
 from penstock.contract.memory import readable_bytes
 from penstock.exec.kv_store import KVStore
 from penstock.exec.state_store import StateStore
@@ -47,8 +46,7 @@ def open_store(
 ) -> OpenStore | None:
     """The store that the operator wants; None where there is none, with a line that says why.
 
-    Raises:
-        ConfigError: the folder cannot be made.
+    A disk that is full, or fails, is no reason not to serve.
     """
     if config.kv_store in ("off", ""):
         return None
@@ -64,10 +62,11 @@ def open_store(
             kept_states = open_states(root, config, loaded, states)
         most = config.kv_store_bytes or default_bytes(root)
     except OSError as error:
-        raise ConfigError("kv_store", f"{root} cannot be used: {error.strerror}") from error
-    blocks, size = folder.size()
-    held = f"{blocks * kv.block_size} tokens of this model in {readable_bytes(size)}"
-    announce(f"kept KV          {folder.path}: {held}; at most {readable_bytes(most)} in all")
+        announce(f"kept KV          none: {root} cannot be used: {error.strerror}")
+        return None
+    blocks, _ = folder.size()
+    bound = f"at most {readable_bytes(most)} of the disk (--kv-store off keeps none)"
+    announce(f"kept KV          {blocks * kv.block_size} tokens of this model in {root}; {bound}")
     return OpenStore(BlockStore(folder), kept_states, most)
 
 

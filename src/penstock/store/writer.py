@@ -81,6 +81,7 @@ class BlockWriter:
         self._dropped = 0  # counted by who runs steps
         self._written = self._failed = 0  # counted by the thread
         self._resting_until = 0.0
+        self._failing = False  # since the last block that was written
         self._stepping = False
         self._stepped = 0.0  # when the last step ended
         self._thread = threading.Thread(target=self._work, name="penstock-store", daemon=True)
@@ -155,7 +156,8 @@ class BlockWriter:
             except OSError as error:
                 self._failed += 1
                 self._resting_until = time.monotonic() + self._rest_seconds
-                log.debug("a block was not kept: %s", error)
+                log.log(logging.DEBUG if self._failing else logging.WARNING, "KV blocks are not kept: %s", error)
+                self._failing = True
             except Exception:
                 log.exception("a block was not kept")
             finally:
@@ -187,6 +189,8 @@ class BlockWriter:
             self._failed += 1
             return
         # `take_back` may say so from here on, and it does not matter any more
+        self._budget.make_room(len(content))
         count = store.write(save, content)
+        self._failing = False
         self._written += bool(count)
         self._budget.wrote(count)
