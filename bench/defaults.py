@@ -22,6 +22,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,16 +53,17 @@ class Load:
 
 @contextmanager
 def server(model: str) -> Iterator[str]:
-    """`penstock serve` with no option but the port; its URL."""
+    """`penstock serve` with no option but the port, and a folder of its own for KV blocks; its URL."""
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", "0"]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
-    try:
-        assert process.stdout is not None
-        yield next(found[0] for line in process.stdout if (found := re.search(r"http://[\d.:]+", line)))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+    with tempfile.TemporaryDirectory() as kept:
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": kept}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        try:
+            assert process.stdout is not None
+            yield next(found[0] for line in process.stdout if (found := re.search(r"http://[\d.:]+", line)))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
 
 
 def library_seconds(llm: LLM, load: Load, prompts: list[list[int]]) -> float:

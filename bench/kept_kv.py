@@ -40,8 +40,11 @@ from penstock.store.folders import block_files
 __all__ = ["main", "measure_first_token", "measure_steps"]
 
 _SETTLED_SECONDS = 120.0
-_STREAMS, _PROMPT, _NEW = 4, 384, 96
+_STREAMS, _PROMPT, _NEW = 4, 384, 320
 """Of the load whose steps are measured."""
+
+_WARM = 32
+"""Steps of each of two requests before it."""
 
 
 def measure_first_token(model: str, tokens: int) -> dict[str, float]:
@@ -112,15 +115,17 @@ def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, flo
     prompts = [[rng.randrange(100, 30_000) for _ in range(_PROMPT)] for _ in range(_STREAMS)]
     program = (
         "import json, sys; from penstock import LLM, SamplingParams\n"
-        "model, root, prompts, new = json.loads(sys.argv[1])\n"
+        "model, root, prompts, new, warm = json.loads(sys.argv[1])\n"
         "with tempfile.TemporaryDirectory() as folder:\n"
-        "    with LLM(model, kv_store=root, record=folder + '/trace', kv_cache_memory='512MiB') as llm:\n"
-        "        params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)\n"
+        "    options = dict(kv_store=root, record=folder + '/trace', kv_cache_memory='512MiB', speculate=False)\n"
+        "    with LLM(model, **options) as llm:\n"
+        "        params = SamplingParams(max_tokens=warm, temperature=0, ignore_eos=True)\n"
         "        for _ in range(2): llm.generate([{'prompt_token_ids': [5, 6, 7]}], params, use_tqdm=False)\n"
+        "        params = SamplingParams(max_tokens=new, temperature=0, ignore_eos=True)\n"
         "        llm.generate([{'prompt_token_ids': each} for each in prompts], params, use_tqdm=False)\n"
         "    print(open(folder + '/trace').read())\n"
     )
-    order = json.dumps([model, root, prompts, _NEW])
+    order = json.dumps([model, root, prompts, _NEW, _WARM])
     said = subprocess.run([sys.executable, "-c", "import tempfile\n" + program, order], capture_output=True, check=True)
     records = [json.loads(line) for line in said.stdout.decode().splitlines() if line.startswith("{")]
     plans = [record["plan"] for record in records if "plan" in record]
@@ -131,7 +136,7 @@ def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, flo
         if plan["rows"]
     ]
     written = [result["store"]["written"] for result in results if result["store"]]
-    return steps[2 * _NEW :], written[-1] if written else 0
+    return steps[2 * _WARM :], written[-1] if written else 0
 
 
 def _compare_steps(model: str, rounds: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,14 +99,14 @@ def measure_round(command: Command, path: str, body: dict[str, Any]) -> dict[str
         process.wait(60)
 
 
-def contenders(model: Path, context: int, peers: Path) -> dict[str, tuple[Command, str, dict[str, Any]]]:
-    """By name: the server, where it is asked, and what."""
+def contenders(model: Path, context: int, peers: Path, kept: str) -> dict[str, tuple[Command, str, dict[str, Any]]]:
+    """By name: the server, where it is asked, and what. `kept` is where ours keeps KV blocks."""
     server = program(peers, "llama.cpp", "llama-server")
-    ours = [sys.executable, "-m", "penstock", "serve", str(model), "--max-model-len", str(context), "--port"]
+    ours = [sys.executable, "-m", "penstock", "serve", str(model), "--max-model-len", str(context), "--kv-store"]
     theirs = [str(server), "-m", str(model), "-c", str(context), "-np", "1", "--port"]
     common = {"prompt": _PROMPT, "temperature": 0}
     return {
-        "penstock": (lambda port: [*ours, str(port)], "/v1/completions", common | {"max_tokens": 8}),
+        "penstock": (lambda port: [*ours, kept, "--port", str(port)], "/v1/completions", common | {"max_tokens": 8}),
         "llama.cpp": (lambda port: [*theirs, str(port)], "/completion", common | {"n_predict": 8}),
     }
 
@@ -121,13 +122,18 @@ def main() -> None:
     options = parser.parse_args()
     peers = options.peers_dir or default_cache_dir(os.environ) / "peers"
     try:
-        head = {"kind": "start", **provenance(), "llama.cpp": version_of(program(peers, "llama.cpp", "llama-server"))}
-        size = _read_through(options.model)
-        servers = contenders(options.model, options.context, peers)
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-        for _ in range(options.rounds):
-            for name, (command, path, body) in servers.items():
-                found[name].append(measure_round(command, path, body))
+        with tempfile.TemporaryDirectory() as kept:
+            head = {
+                "kind": "start",
+                **provenance(),
+                "llama.cpp": version_of(program(peers, "llama.cpp", "llama-server")),
+            }
+            size = _read_through(options.model)
+            servers = contenders(options.model, options.context, peers, kept)
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
+            for _ in range(options.rounds):
+                for name, (command, path, body) in servers.items():
+                    found[name].append(measure_round(command, path, body))
     except NotInstalledError as missing:
         hint = "run: python bench/compare.py --install --peer llama.cpp"
         raise SystemExit(f"llama-server is not installed in {peers}; {hint}") from missing

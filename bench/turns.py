@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -101,7 +102,8 @@ def start(python: str, model: str, form: str) -> dict[str, float]:
     """One `penstock serve`: seconds until it listens, resident memory then."""
     command = [python, "-m", "penstock", "serve", model, "--port", "0", "--quantization", form]
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1)
+    env = {**os.environ, "PENSTOCK_KV_STORE": "off"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, env=env)
     assert process.stdout is not None
     if not any(re.search(r"http://[\d.:]+", line) for line in process.stdout):
         sys.exit(f"{' '.join(command)} ended before it listened")

@@ -138,7 +138,8 @@ kv-cache-memory: 4GiB
 quantization: int8
 ```
 
-**Environment.** No variable stands in for an option. `PENSTOCK_CACHE` is the folder of fetched models (else
+**Environment.** No variable stands in for an option, but `PENSTOCK_KV_STORE`, which says what `--kv-store` is where
+nothing else does. `PENSTOCK_CACHE` is the folder of fetched models (else
 `$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`); `PENSTOCK_API_KEY` and `PENSTOCK_ADMIN_KEY` each add a key to
 `penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels of one instruction set (`avx512_bf16`,
 `avx512`, `avx2` or `portable`) instead of the best that the machine has, or with `torch` none of them

@@ -61,6 +61,9 @@ if WORKER:
     assert "torch" not in sys.modules
     _share_processors(int(WORKER.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
 
+os.environ["PENSTOCK_KV_STORE"] = "off"
+"""A server that a test starts reads no blocks of another's, and leaves none in the user's cache; or it says where."""
+
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 """Each HTTP client reads the authorities' certificates, 20 ms of work that 127.0.0.1 has no use for."""
 

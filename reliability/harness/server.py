@@ -113,7 +113,7 @@ def serving(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out if stderr is None else stderr,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **_path_of(program), **(environment or {})},
+                env={**os.environ, **_APART, **_path_of(program), **(environment or {})},
                 preexec_fn=before,
             )
         try:
@@ -124,6 +124,10 @@ def serving(
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+_APART = {"PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": "off"}
+"""What every server gets: none reads KV blocks that another computed, unless its row says so."""
 
 
 def _path_of(program: Sequence[str]) -> dict[str, str]:

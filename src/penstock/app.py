@@ -35,6 +35,7 @@ from penstock.contract.memory import RunnerFacts, readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
@@ -51,7 +52,7 @@ from penstock.engine import (
 from penstock.freed_memory import give_back
 from penstock.journal import AnswerJournal, StreamJournal, model_digest
 from penstock.model_text import open_model_text
-from penstock.store import BlockStore, folder_at
+from penstock.store import BlockStore, StatefulPrefixes, folder_at
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
 
@@ -252,7 +253,7 @@ def _join(
         step_target_ms=config.step_target_ms,
         storing=bool(facts.kv_folder),
     )
-    stored = BlockStore(folder_at(Path(facts.kv_folder))) if facts.kv_folder else None
+    stored = _stored_blocks(facts) if facts.kv_folder else None
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
     runner = computing.runner
     if watchdog is not None:
@@ -269,6 +270,14 @@ def _join(
         computing.grammars,
     )
     return engine, intake
+
+
+def _stored_blocks(facts: RunnerFacts) -> StoredBlocks:
+    """What knows which blocks outlived a process."""
+    blocks = BlockStore(folder_at(Path(facts.kv_folder)))
+    if not facts.state_folder:
+        return blocks
+    return StatefulPrefixes(blocks, BlockStore(folder_at(Path(facts.state_folder))))
 
 
 def serve(

@@ -111,8 +111,8 @@ def build_runner(
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
     states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
     budgets = ReasoningBudgets(text)
-    store = open_store(config, loaded, kv, announce)
-    keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes)
+    store = open_store(config, loaded, kv, states, announce)
+    keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes, states, store.states)
     runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states, keeping)
     runner.warm_up()
     facts = RunnerFacts(
@@ -124,6 +124,7 @@ def build_runner(
         looks_ahead=loaded.program.looks_ahead,
         model_digest=loaded.files.digest,
         kv_folder="" if store is None else str(store.blocks.folder.path),
+        state_folder="" if store is None or store.states is None else str(store.states.folder.path),
     )
     return runner, facts
 

@@ -6,6 +6,7 @@ never imports torch.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -15,19 +16,22 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts, StepCost, StepRow
 from penstock.contract.ports import OverlappingRunner, Profiler, Runner
 from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
 from penstock.remote import ProcessProfiler, ProcessRunner
-from penstock.store import store_root
+from penstock.store import store_root, why_not_usable
 from penstock.text import TextModel
 from penstock.thread_turns import take_short_turns
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
 __all__ = ["Computing", "Starting", "start_computing"]
+
+log = logging.getLogger(__name__)
 
 _RUNNER_PROGRAM = (sys.executable, "-m", "penstock.runner_process")
 
@@ -89,12 +93,30 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
         serves: whether many depend on this process, so that `auto` means another one, where sockets can be handed on.
 
     Raises:
-        SetupError: there is no such model, or its files cannot be used.
+        SetupError: there is no such model, its files cannot be used, or the folder for KV blocks cannot.
     """
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
-    config = replace(config, kv_store=str(store_root(config.kv_store, cache_dir) or "off"))
+    config = replace(config, kv_store=_kv_folder(config.kv_store, cache_dir))
     return _Apart(config, cache_dir) if apart else _Here(config, cache_dir, serves)
+
+
+def _kv_folder(option: str, cache_dir: Path) -> str:
+    """The folder that `kv_store` means, or "off": where the user's own cannot be written to, nothing is kept.
+
+    Raises:
+        ConfigError: a folder was named, and cannot be used.
+    """
+    root = store_root(option, cache_dir)
+    if root is None:
+        return "off"
+    reason = why_not_usable(root)
+    if not reason:
+        return str(root)
+    if option != "auto":
+        raise ConfigError("kv_store", f"{root} cannot be used: {reason}")
+    log.warning("no KV blocks are kept in %s: %s", root, reason)
+    return "off"
 
 
 class _Here:

@@ -18,14 +18,14 @@ from pathlib import Path
 import torch
 
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError
 from penstock.contract.memory import readable_bytes
 from penstock.exec.kv_store import KVStore
+from penstock.exec.state_store import StateStore
 from penstock.loading import LoadedModel
-from penstock.store import BlockStore, default_bytes, open_folder
+from penstock.store import STATES, BlockStore, default_bytes, open_folder
 from penstock.version import __version__
 
-__all__ = ["KV_CONTRACT", "OpenStore", "contract_of", "open_store", "why_not_kept"]
+__all__ = ["KV_CONTRACT", "OpenStore", "contract_of", "open_states", "open_store", "why_not_kept"]
 
 KV_CONTRACT = 1
 """To be raised where the same release computes other bits than before, and neither its version nor its compiled code
@@ -34,19 +34,19 @@ says so."""
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Where a model's blocks are kept, and how much all blocks may take there."""
+    """Where a model's blocks are kept, and its states if it carries any, and how much all may take there."""
 
     blocks: BlockStore
+    states: BlockStore | None
     most_bytes: int
 
 
 def open_store(
-    config: EngineConfig, loaded: LoadedModel, kv: KVStore, announce: Callable[[str], None]
+    config: EngineConfig, loaded: LoadedModel, kv: KVStore, states: StateStore | None, announce: Callable[[str], None]
 ) -> OpenStore | None:
     """The store that the operator wants; None where there is none, with a line that says why.
 
-    Raises:
-        ConfigError: the folder cannot be made.
+    A disk that is full, or fails, is no reason not to serve.
     """
     if config.kv_store in ("off", ""):
         return None
@@ -57,13 +57,27 @@ def open_store(
     root = Path(config.kv_store)
     try:
         folder = open_folder(root, contract_of(config, loaded), kv.block_size, kv.block_bytes)
+        kept_states = None
+        if states is not None:
+            kept_states = open_states(root, config, loaded, states)
         most = config.kv_store_bytes or default_bytes(root)
     except OSError as error:
-        raise ConfigError("kv_store", f"{root} cannot be used: {error.strerror}") from error
-    blocks, size = folder.size()
-    held = f"{blocks * kv.block_size} tokens of this model in {readable_bytes(size)}"
-    announce(f"kept KV          {folder.path}: {held}; at most {readable_bytes(most)} in all")
-    return OpenStore(BlockStore(folder), most)
+        announce(f"kept KV          none: {root} cannot be used: {error.strerror}")
+        return None
+    blocks, _ = folder.size()
+    bound = f"at most {readable_bytes(most)} of the disk (--kv-store off keeps none)"
+    announce(f"kept KV          {blocks * kv.block_size} tokens of this model in {root}; {bound}")
+    return OpenStore(BlockStore(folder), kept_states, most)
+
+
+def open_states(root: Path, config: EngineConfig, loaded: LoadedModel, states: StateStore) -> BlockStore:
+    """Where recurrent states are kept: beside the blocks that they follow, in a folder of their own.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    facts = contract_of(config, loaded) | {"holds": STATES}
+    return BlockStore(open_folder(root, facts, config.block_size, states.checkpoint_bytes))
 
 
 def why_not_kept(config: EngineConfig, loaded: LoadedModel) -> str:
@@ -73,8 +87,6 @@ def why_not_kept(config: EngineConfig, loaded: LoadedModel) -> str:
         return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
     if program.looks_ahead or not config.prefix_caching:
         return "there is no prefix cache"
-    if program.states:
-        return "the model carries recurrent state"
     if program.window is not None:
         return "every layer of the model has a window"
     if os.name != "posix":

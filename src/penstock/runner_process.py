@@ -14,8 +14,8 @@ from pathlib import Path
 
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
-from penstock.contract.ports import Profiler, Runner
-from penstock.remote import Build, Connection, serve_orders
+from penstock.contract.ports import Profiler
+from penstock.remote import Build, ClosableRunner, Connection, serve_orders
 from penstock.remote.messages import Load, Order
 from penstock.thread_turns import take_short_turns
 
@@ -41,7 +41,7 @@ def _prepare() -> tuple[Build, Profiler]:
 
 def _build(
     order: Load, announce: Callable[[str], None], found: Callable[[ModelFacts], None]
-) -> tuple[Runner, RunnerFacts]:
+) -> tuple[ClosableRunner, RunnerFacts]:
     from penstock.building import load_runner, read_facts
     from penstock.loading import find_model
     from penstock.model_text import open_model_text

@@ -1,4 +1,4 @@
-"""Whether stored KV blocks are what would be computed: each is computed again, from its tokens and all before it.
+"""Whether stored KV blocks and states are what would be computed: each is, from its tokens and all before it.
 
 Names concrete classes of several rooms. What is proved is what nothing else can: a checksum says that a file is what
 was written, and this that what was written is right, by the model, the kernels and the processor that are here now.
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.contract.config import EngineConfig
-from penstock.contract.plan import Admit, Row, StepPlan
+from penstock.contract.plan import Admit, Checkpoint, Row, StepPlan
 from penstock.contract.sampling import SamplingSpec
 from penstock.core.block_keys import block_key
-from penstock.kept_blocks import contract_of, why_not_kept
+from penstock.kept_blocks import contract_of, open_states, why_not_kept
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.store import BlockStore, Origin, open_folder
 from penstock.store.folders import block_files
@@ -27,7 +27,7 @@ _GREEDY = SamplingSpec((("temperature", 0),))
 
 @dataclass(slots=True)
 class StoreVerdict:
-    """What became of the blocks that were looked at.
+    """What became of the blocks that were looked at, and of the states.
 
     Attributes:
         same: to the bit what was computed again.
@@ -47,7 +47,7 @@ class StoreVerdict:
 def verify_store(
     config: EngineConfig, cache_dir: Path, root: Path, count: int, seed: int, announce: Callable[[str], None]
 ) -> StoreVerdict:
-    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer.
+    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer; and as many states.
 
     Raises:
         SetupError: the model or an option cannot be used.
@@ -58,12 +58,16 @@ def verify_store(
     size = config.block_size
     sizes = loaded.kv_store(1, size)
     store = BlockStore(open_folder(root, contract_of(config, loaded), size, sizes.block_bytes))
-    keys = sorted(bytes.fromhex(entry.name) for entry in block_files(store.folder.path))
-    check = _Check(loaded, config, store)
-    for key in random.Random(seed).sample(keys, min(count, len(keys))):  # noqa: S311 (no secret)
-        check.look_at(key)
+    state = loaded.state_store(1, 1)
+    states = None if state is None else open_states(root, config, loaded, state)
+    check, rng = _Check(loaded, config, store), random.Random(seed)  # noqa: S311 (no secret)
+    for each in (store, states):
+        if each is not None:
+            keys = sorted(bytes.fromhex(entry.name) for entry in block_files(each.folder.path))
+            for key in rng.sample(keys, min(count, len(keys))):
+                check.look_at(key, each)
     verdict = check.verdict
-    verdict.damaged = store.damaged
+    verdict.damaged = store.damaged + (0 if states is None else states.damaged)
     return verdict
 
 
@@ -77,16 +81,18 @@ class _Check:
         self._store = store
         self._size = config.block_size
 
-    def look_at(self, key: bytes) -> None:
-        """Compute a block again, if all before it are there."""
-        found = self._store.origin(key)
+    def look_at(self, key: bytes, store: BlockStore) -> None:
+        """Compute a block, or a state of another store, again, if all blocks before it are there."""
+        found = store.origin(key)
         if found is None:
             return
         origin, content = found
         tokens = self._prefix(origin)
         if tokens is None:
             self.verdict.orphaned += 1
-        elif block_key(origin.parent, origin.tokens) == key and self._compute(tokens) == content:
+            return
+        block, state = self._compute(tokens)
+        if block_key(origin.parent, origin.tokens) == key and content == (block if store is self._store else state):
             self.verdict.same += 1
         else:
             self.verdict.different += (key.hex(),)
@@ -102,13 +108,18 @@ class _Check:
             parent = found[0].parent
         return [token for part in reversed(parts) for token in part]
 
-    def _compute(self, tokens: list[int]) -> bytes:
-        """The last block of a sequence of these tokens, in a memory of its own, and in chunks as they are served."""
-        blocks = len(tokens) // self._size
+    def _compute(self, tokens: list[int]) -> tuple[bytes, bytes]:
+        """The last block of a sequence of these tokens, and the state behind it: b"" where the model carries none.
+
+        In a memory of their own, and in chunks as they are served.
+        """
+        blocks, states = len(tokens) // self._size, self._loaded.state_store(1, 1)
         kv = self._loaded.kv_store(blocks + 1, self._size)
-        runner = self._loaded.runner(kv, 1, len(tokens) + 1)
+        runner = self._loaded.runner(kv, 1, len(tokens) + 1, states=states)
         admit = Admit(0, "check", (*tokens, 0), tuple(range(blocks + 1)), 0, _GREEDY, 0)
         for step, start in enumerate(range(0, len(tokens), self._chunk)):
-            row = Row(0, start, min(self._chunk, len(tokens) - start), (), sample=False)
+            end = min(start + self._chunk, len(tokens))
+            kept = (Checkpoint(end, 0),) if states is not None and end == len(tokens) else ()
+            row = Row(0, start, end - start, (), sample=False, checkpoints=kept)
             runner.run(StepPlan(step, (), () if step else (admit,), (row,)))
-        return kv.copy_block(blocks - 1)
+        return kv.block_content(blocks - 1), b"" if states is None else states.content(0)

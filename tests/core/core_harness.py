@@ -129,6 +129,7 @@ class Harness:
         self.memory_of_disk = random.Random(len(self.trace[0])) if cfg.storing else None  # which forgets, and lies
         self.savers: dict[bytes, str] = {}  # key -> salt of who saved it
         self.saved = self.restored = self.short = 0  # blocks
+        self.saved_states = self.restored_states = 0
         self.cut = 0  # plans in which a prompt got less than the token budget would have given it
 
     def _watch_takings(self) -> None:
@@ -263,12 +264,14 @@ class Harness:
         rng = self.memory_of_disk
         for seq_id, present, keys in self.scheduler.unsought():
             require(rng is not None, "nobody looks where nothing is stored")
-            found = next((at for at, key in enumerate(keys) if key not in self.runner.stored), len(keys))
+            found = stored_prefix(self.runner, keys)
             if rng.random() < 0.1:
                 found = rng.randint(0, len(keys))
             self.note_stored(seq_id, present + found)
         if rng is not None and self.runner.stored and rng.random() < 0.1:
             del self.runner.stored[rng.choice(list(self.runner.stored))]
+        if rng is not None and self.runner.stored_states and rng.random() < 0.1:
+            del self.runner.stored_states[rng.choice(list(self.runner.stored_states))]
 
     def note_stored(self, seq_id: str, blocks: int) -> None:
         self.trace.append(trace.encode_stored(seq_id, blocks))
@@ -280,6 +283,7 @@ class Harness:
             salt, _ = self.writers[save.block]
             require(self.savers.setdefault(save.key, salt) == salt, "a key is one salt's")
         self.saved += len(plan.saves)
+        self.saved_states += len(plan.state_saves)
         names = {seq.slot: seq.id for seq in self.scheduler._running}
         for row in plan.rows:
             salt = self.requests[names[row.slot]].cache_salt
@@ -311,7 +315,9 @@ class Harness:
         plan = self.flights.popleft()
         self._note_writes(plan)
         self.restored += sum(len(row.stored) for row in plan.rows)
-        self.short += any(row.restored for row in result.rows)
+        answered = {row.slot for row in result.rows}
+        self.short += any(row.stored and row.slot in answered for row in plan.rows)
+        self.restored_states += sum(bool(row.state) and row.slot not in answered for row in plan.rows)
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
         self.note(events)
@@ -444,6 +450,14 @@ class Harness:
                 self.writers[block] = (req.cache_salt, self.eras[req.id])
 
 
+def stored_prefix(runner: FakeRunner, keys: Sequence[bytes]) -> int:
+    """How many leading blocks a store that tells the truth says are stored; with a state, where that is carried."""
+    count = next((at for at, key in enumerate(keys) if key not in runner.stored), len(keys))
+    if not runner._stateful:
+        return count
+    return max((at for at in range(1, count + 1) if keys[at - 1] in runner.stored_states), default=0)
+
+
 def random_config(rng: random.Random) -> SchedulerConfig:
     max_num_seqs = rng.randint(1, 5)
     return SchedulerConfig(
@@ -531,7 +545,7 @@ def _run_episode(seed: int, moves: int) -> Harness:
     cfg = replace(cfg, window=ahead.choice(WINDOWS), **random_checkpoints(seed, cfg.block_size))
     storing = random.Random(f"{seed} store")
     if stores := cfg.prefix_caching and storing.random() < 0.3:
-        cfg = replace(cfg, window=None, checkpoints=None, checkpoint_interval=0, storing=True)
+        cfg = replace(cfg, window=None, storing=True)
     harness = Harness(cfg, drafter)
     harness.stopwatch = timing if timing.random() < 0.7 else None
     for number in range(moves):

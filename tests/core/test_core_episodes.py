@@ -33,7 +33,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
-    failed = poisoned = tried = killed = cut = taken = saved = read = short = 0
+    failed = poisoned = tried = killed = cut = taken = saved = read = short = saved_states = read_states = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -54,6 +54,8 @@ def test_random_episodes_hold_every_law():
         saved += harness.saved
         read += harness.scheduler.stats.restored_tokens
         short += harness.short
+        saved_states += harness.saved_states
+        read_states += harness.restored_states
         poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
         tried += sum(stall.reason == "suspects" for plan in harness.plans for stall in plan.stalls)
         resumed += harness.resumed
@@ -72,6 +74,7 @@ def test_random_episodes_hold_every_law():
     assert taken > 0, "tenants take slots from each other"
     assert cut > 0, "they read prompts in parts that a step's time allows"
     assert min(saved, read, short) > 0, "they save blocks, read some, and find that others are gone"
+    assert min(saved_states, read_states) > 0, "they save states, and read some"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 

@@ -29,6 +29,7 @@ from penstock.core.sequence import Seq, SeqState
 from penstock.core.slot_claims import SlotClaims
 from penstock.core.slot_shares import SlotShares
 from penstock.core.state_keeping import StateKeeping
+from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import Suspects
 from penstock.sim.fake_runner import FakeRunner
 
@@ -716,7 +717,52 @@ def save_a_block_before_it_is_sealed(patch):
 
 def save_under_the_key_of_the_block_before(patch):
     take = Restoring.take_saves
-    patch(Restoring, "take_saves", lambda self: tuple(replace(save, key=save.parent) for save in take(self)))
+
+    def wrong(self):
+        blocks, states = take(self)
+        return tuple(replace(save, key=save.parent) for save in blocks), states
+
+    patch(Restoring, "take_saves", wrong)
+
+
+def save_a_state_under_the_key_of_the_block_before(patch):
+    take = Restoring.take_saves
+
+    def wrong(self):
+        blocks, states = take(self)
+        return blocks, tuple(replace(save, key=save.parent) for save in states)
+
+    patch(Restoring, "take_saves", wrong)
+
+
+def save_the_state_of_another_slot(patch):
+    slot_of = Checkpoints.slot_of
+    patch(Checkpoints, "slot_of", lambda self, key: min(slot_of(self, key) + 1, self.num_slots - 1))
+
+
+def count_blocks_before_their_state_is_read(patch):
+    take = Scheduler._take_restored
+    patch(Scheduler, "_take_restored", lambda self, row, seq, result: take(self, replace(row, state=b"x"), seq, result))
+
+
+def keep_a_state_that_was_not_read(patch):
+    commit = StateKeeping.commit
+
+    def hopeful(self, step, results):
+        pairs = zip(step.plan.rows, results, strict=True)
+        commit(self, step, [None if row.stored else result for row, result in pairs])
+
+    patch(StateKeeping, "commit", hopeful)
+
+
+def read_no_state(patch):
+    restore = PlanBuilder.restore
+
+    def without(self, seq, lease):
+        self.stateful = False
+        restore(self, seq, lease)
+
+    patch(PlanBuilder, "restore", without)
 
 
 def save_what_was_lost(patch):
@@ -727,7 +773,7 @@ def save_a_plan_too_late(patch):
     take = Restoring.take_saves
 
     def late(self):
-        due = getattr(late, "due", {}).pop(id(self), ())
+        due = getattr(late, "due", {}).pop(id(self), ((), ()))
         late.due = {**getattr(late, "due", {}), id(self): take(self)}
         return due
 
@@ -760,6 +806,11 @@ def read_blocks_of_another_place(patch):
 MUTANTS = [
     save_a_block_before_it_is_sealed,
     save_under_the_key_of_the_block_before,
+    save_a_state_under_the_key_of_the_block_before,
+    save_the_state_of_another_slot,
+    count_blocks_before_their_state_is_read,
+    keep_a_state_that_was_not_read,
+    read_no_state,
     save_what_was_lost,
     save_a_plan_too_late,
     take_a_short_read_for_a_whole_one,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from core_harness import Harness, config, request, run_workload
+from core_harness import Harness, config, request, run_workload, stored_prefix
 from test_core_episodes import WORKLOADS, said_of
 
 from penstock.contract.errors import ConfigError, EngineFault
@@ -27,8 +27,7 @@ def harness(stored=None, **options) -> Harness:
 def look_up(made: Harness) -> None:
     """A store that tells the truth."""
     for seq_id, present, keys in made.scheduler.unsought():
-        found = next((at for at, key in enumerate(keys) if key not in made.runner.stored), len(keys))
-        made.note_stored(seq_id, present + found)
+        made.note_stored(seq_id, present + stored_prefix(made.runner, keys))
 
 
 def after_a_first(**options) -> Harness:
@@ -70,6 +69,19 @@ def test_memory_comes_first():
     first.drain()
     assert first.scheduler.stats.restored_tokens == 0
     assert first.admitted["again"] == 12
+
+
+def test_a_preempted_sequence_reads_what_memory_has_forgotten_meanwhile():
+    """All of it was there when it was preempted; then those who went on took its blocks."""
+    both = harness(num_blocks=16, max_num_seqs=2)
+    both.submit(request("a", PROMPT, max_tokens=24))
+    both.submit(request("b", PROMPT[7:], max_tokens=24))
+    both.drain()
+    assert both.scheduler.stats.preemptions == 1
+    (again,) = [admit for plan in both.plans for admit in plan.admits if len(admit.tokens) > admit.prompt_tokens]
+    reads = [(row.start, row.count) for plan in both.plans for row in plan.rows if row.stored]
+    assert sum(count for _, count in reads) == (len(again.tokens) - 1) // 4 * 4 - again.computed > 0
+    assert replay(line + "\n" for line in both.trace).difference == ""
 
 
 def test_who_waits_for_a_shared_prefix_waits_while_it_is_read():
@@ -160,14 +172,16 @@ def test_a_result_that_says_more_of_a_reading_row_is_refused():
             second.scheduler.commit(plan, StepResult(plan.step, (wrong,)))
 
 
-@pytest.mark.parametrize("options", [{"window": 8}, {"checkpoints": 2}, {"prefix_caching": False}])
+@pytest.mark.parametrize("options", [{"window": 8}, {"prefix_caching": False}])
 def test_it_is_refused_where_it_cannot_be(options):
     with pytest.raises(ConfigError):
         config(storing=True, **options)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_store_changes_no_event(depth):
+@pytest.mark.parametrize("checkpoints", [None, 1, 8])
+def test_a_store_changes_no_event(depth, checkpoints):
     for seed in range(WORKLOADS):
-        plain, other = run_workload(seed), run_workload(seed, depth, storing=True, prefix_caching=True)
-        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth})"
+        options = {"checkpoints": checkpoints, "prefix_caching": True}
+        plain, other = run_workload(seed, **options), run_workload(seed, depth, storing=True, **options)
+        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, checkpoints={checkpoints})"

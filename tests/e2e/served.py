@@ -111,8 +111,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _listening_url(process: subprocess.Popen[str], began: float) -> str:
-    said = []
+def _listening_url(process: subprocess.Popen[str], began: float, said: list[str] | None = None) -> str:
+    said = [] if said is None else said
     assert process.stdout is not None
     for line in process.stdout:
         said.append(line)

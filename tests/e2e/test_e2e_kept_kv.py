@@ -19,9 +19,11 @@ from served import PATIENCE, _listening_url, wait_until
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams
+from penstock.contract.errors import ConfigError
 from penstock.kernels import native
 from penstock.store import folders
 from penstock.store.folders import block_files
+from penstock.weights.locate import default_cache_dir
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
@@ -80,17 +82,21 @@ def test_another_form_is_another_contract(tmp_path):
 
 
 @contextmanager
-def server(root: Path, *, killed: bool) -> Iterator[str]:
-    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", "--kv-store", str(root)]
+def server(
+    root: Path | None, *arguments: str, killed: bool, said: list[str] | None = None, **environment: str
+) -> Iterator[str]:
+    """The URL of a server whose store is in `root`, or where it likes; `said` gets its start report."""
+    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
+    command += ["--kv-store", str(root)] if root is not None else []
     with subprocess.Popen(
         [*command, "--kv-cache-memory", "64MiB"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
     ) as process:
         try:
-            yield _listening_url(process, time.monotonic())
+            yield _listening_url(process, time.monotonic(), said)
         finally:
             process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
             process.wait(PATIENCE)
@@ -125,6 +131,18 @@ def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
         assert metric(url, "penstock:kv_store_bytes") >= 0
 
 
+def test_a_server_that_ends_in_order_writes_what_it_computed_last(tmp_path):
+    """It is told to end as soon as the answer is there, when hardly anything was written."""
+    prompt = [random.Random(3).randrange(100, 40_000) for _ in range(2000)]
+    with server(tmp_path, killed=False) as url:
+        choices, _ = ask(url, prompt=prompt)
+        meanwhile = len(kept(tmp_path))
+    assert meanwhile < 125
+    assert len(kept(tmp_path)) == 125, "each block of the prompt; the answer fills none"
+    with server(tmp_path, killed=True) as url:
+        assert ask(url, prompt=prompt) == (choices, 1984)
+
+
 def test_tenants_do_not_find_what_others_computed(tmp_path):
     with server(tmp_path, killed=True) as url:
         choices, _ = ask(url, cache_salt="one")
@@ -132,3 +150,68 @@ def test_tenants_do_not_find_what_others_computed(tmp_path):
     with server(tmp_path, killed=False) as url:
         assert ask(url, cache_salt="two") == (choices, 0)
         assert ask(url, cache_salt="one") == (choices, 384)
+
+
+@pytest.fixture
+def cache_dir(tmp_path) -> Path:
+    """A user's cache directory of its own, with the models of the real one."""
+    made, real = tmp_path / "cache", default_cache_dir(os.environ)
+    made.mkdir()
+    for each in real.iterdir():
+        if each.name != "kv-blocks":
+            (made / each.name).symlink_to(each)
+    return made
+
+
+def own(cache_dir: Path, **more: str) -> dict[str, str]:
+    return {"PENSTOCK_CACHE": str(cache_dir), "PENSTOCK_KV_STORE": "", **more}
+
+
+def test_a_server_keeps_blocks_by_default_and_says_so(cache_dir):
+    said: list[str] = []
+    root = cache_dir / "kv-blocks"
+    with server(None, killed=False, said=said, **own(cache_dir)) as url:
+        choices, _ = ask(url)
+    (line,) = [line for line in said if line.startswith("kept KV")]
+    assert re.search(rf"0 tokens of this model in {root}; at most [\d.]+ [MG]iB of the disk \(--kv-store off", line)
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert len(kept(root)) == BLOCKS
+    said.clear()
+    with server(None, killed=False, said=said, **own(cache_dir)) as url:
+        assert ask(url) == (choices, 384)
+    assert any(f"{16 * BLOCKS} tokens of this model in {root}" in line for line in said)
+
+
+@pytest.mark.parametrize("how", ["option", "environment", "file"])
+def test_it_is_ended_by_an_option_the_environment_or_a_file(cache_dir, tmp_path, how):
+    options = tmp_path / "options.yaml"
+    options.write_text("kv-store: 'off'\n")
+    arguments = {"option": ["--kv-store", "off"], "environment": [], "file": ["--config", str(options)]}[how]
+    said: list[str] = []
+    off = {"PENSTOCK_KV_STORE": "off"} if how == "environment" else {}
+    with server(None, *arguments, killed=False, said=said, **own(cache_dir, **off)) as url:
+        ask(url)
+    assert not (cache_dir / "kv-blocks").exists()
+    assert not any(line.startswith("kept KV") for line in said)
+
+
+def test_where_nothing_can_be_kept_a_server_serves_and_says_so_once(cache_dir):
+    (cache_dir / "kv-blocks").write_text("no folder")
+    said: list[str] = []
+    with server(None, killed=False, said=said, **own(cache_dir)) as url:
+        assert ask(url)[1] == 0
+    assert sum("kv-blocks" in line for line in said) == 1
+
+
+def test_a_folder_that_was_named_and_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ConfigError, match="kv_store"):
+        LLM(kv_store=str(tmp_path / "file"), kv_cache_memory="64MiB")
+
+
+def test_the_library_keeps_nothing_unless_asked(cache_dir, monkeypatch):
+    for name, value in own(cache_dir).items():
+        monkeypatch.setenv(name, value)
+    with LLM(kv_cache_memory="64MiB") as llm:
+        llm.generate([{"prompt_token_ids": PROMPT}], SEEDED, use_tqdm=False)
+    assert not (cache_dir / "kv-blocks").exists()

@@ -38,11 +38,11 @@ def test_a_block_is_its_bytes(dtype, packed, latent):
     for cache in (*one.keys, *one.values):
         cache.view(torch.uint8).random_(generator=torch.Generator().manual_seed(1))
     two.fill_with_nan()
-    two.fill_block(3, memoryview(one.copy_block(1)))
-    assert two.copy_block(3) == one.copy_block(1)
+    two.fill_block(3, memoryview(one.block_content(1)))
+    assert two.block_content(3) == one.block_content(1)
     for mine, other in zip((*one.keys, *one.values), (*two.keys, *two.values), strict=True):
         assert torch.equal(mine[1].view(torch.uint8), other[3].view(torch.uint8))
-    assert set(two.copy_block(2)) == {0xFF}
+    assert set(two.block_content(2)) == {0xFF}
 
 
 def keeping_in(root: Path, kv: KVStore) -> BlockKeeping:
@@ -125,7 +125,7 @@ def test_a_block_that_is_handed_out_again_is_not_saved_as_it_was(tmp_path):
     """Whatever the writer does and when: a file holds what its key says, or there is none."""
     first = Driver(tmp_path)
     first.run(Row(0, 0, 19, (), True), admits=[admit((7, 3, 9, 1, 5))])
-    right = [first.kv.copy_block(block) for block in (7, 3, 9, 1)]
+    right = [first.kv.block_content(block) for block in (7, 3, 9, 1)]
     other = Admit(1, "t", PROMPT[::-1], (7, 3, 9, 1, 5), 0, GREEDY, 0)
     first.run(Row(1, 0, 19, (), True), admits=[other], saves=saves((7, 3, 9, 1)), releases=[0])
     assert first.keeping.settle(10)

@@ -325,7 +325,7 @@ GOOD = Admit(0, "a", (1, 2, 3), (0,), 0, SPEC, 0)
         StepPlan(0, (), (GOOD,), (Row(0, 0, 3, (), False),)),  # does not sample
         StepPlan(0, (), (Admit(0, "a", (1,) * 5, (0,), 0, SPEC, 0),), (Row(0, 0, 5, (), True),)),  # lacks a block
     ],
-    ids=lambda plan: json.dumps(asdict(plan)["rows"])[:40],
+    ids=lambda plan: json.dumps(asdict(plan)["rows"], default=bytes.hex)[:40],
 )
 def test_an_impossible_plan_is_our_bug_and_stops_the_step(plan):
     runner, _ = make_runner(block_size=4)

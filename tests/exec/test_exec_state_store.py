@@ -97,3 +97,37 @@ def test_memory_is_shared_among_sequences_checkpoints_and_kv():
 def test_memory_that_the_system_does_not_give_is_an_error_of_the_options():
     with pytest.raises(ConfigError, match="max_num_seqs"):
         StateStore((StateSpec((2**40,)),), 2**10, 2**10, CPU)
+
+
+def test_a_state_that_is_read_is_in_its_sequences_place_and_in_a_checkpoint():
+    one, two = store(), store()
+    for state in one.states:
+        state.copy_(torch.arange(state.numel()).reshape(state.shape))
+    assert one.checkpoint_bytes == state_bytes(SPECS) == len(one.content(1))
+    two.fill_with_nan()
+    two.admit(admit(1))
+    two.begin_reading(1)
+    two.fill(
+        Row(1, 0, 32, (), False, stored=(b"a", b"b"), state=b"b", checkpoints=(Checkpoint(32, 2),)),
+        memoryview(one.content(1)),
+    )
+    assert two.content(2) == one.content(1)
+    assert torch.equal(two.states[0][1], one.states[0][2 + 1]), "behind the two slots"
+    assert set(two.content(0)) != set(one.content(1)), "nothing else is written"
+    assert runs_of(two, Row(1, 32, 5, (), True)) == [(5, 1, 1)]
+
+
+def test_a_sequence_that_is_read_may_go_on_from_what_it_began_with():
+    """Its checkpoint is written over meanwhile."""
+    states = store()
+    for state in states.states:
+        state.copy_(torch.arange(state.numel()).reshape(state.shape))
+    states.admit(admit(0, 16, checkpoint=2))
+    states.admit(admit(1))
+    before = states.content(2)
+    for slot in (0, 1):
+        states.begin_reading(slot)
+        states.begin_reading(slot)  # of each row that reads
+    states.states[0][4] = states.states[1][4] = -1.0
+    assert b"".join(state[0].numpy().tobytes() for state in states.states) == before
+    assert runs_of(states, Row(0, 16, 5, (), True), Row(1, 0, 5, (), True)) == [(5, 0, 0), (5, FROM_ZERO, 1)]

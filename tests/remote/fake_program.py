@@ -3,6 +3,7 @@
 MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing;
 with `roomy` there is memory to spare; with `poisoned` a prompt that begins with token 31 crashes its step; with `stands
 still` the second process does, while it loads: it leaves the file that the cache directory names for the third.
+One that `keeps` something beyond its end takes a while for it, and leaves that file; `keeps on` does so for ever.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ POISON = 31
 class Troubled:
     """A fake runner, and what goes wrong."""
 
-    def __init__(self, runner, trouble):
+    def __init__(self, runner, trouble, kept):
         self._runner = runner
+        self._kept = kept
         self._trouble = trouble
 
     def run(self, plan):
@@ -45,6 +47,10 @@ class Troubled:
 
     def reset(self):
         return self._runner.reset()
+
+    def close(self):
+        time.sleep(1000 if self._trouble == "keeps on" else 0.3)
+        open(self._kept, "w").close()
 
 
 class NoProfiler:
@@ -79,8 +85,9 @@ def build(order, announce, found):
         0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32", spare_bytes=spare
     )
     lasting = trouble == "poisoned"
-    runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like and not lasting else trouble)
-    return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"")
+    runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like and not lasting else trouble, order.cache_dir)
+    kept = "somewhere" if trouble.startswith("keeps") else ""
+    return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"", kept)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,27 @@ def test_it_computes_and_says_what_it_is(open_runner):
     assert gone(runner.pid)
 
 
+def test_what_is_kept_is_saved_before_the_end(open_runner, tmp_path):
+    """In the middle of a step too, whose result nobody wants any more."""
+    runner = open_runner("keeps", cache_dir=str(tmp_path / "kept"))
+    runner.start(first_plan())
+    runner.close()
+    assert (tmp_path / "kept").exists()
+    assert gone(runner.pid)
+    other = open_runner(cache_dir=str(tmp_path / "other"))
+    other.close()
+    assert not (tmp_path / "other").exists(), "nothing is kept, so that nobody waits for it"
+
+
+def test_saving_is_not_waited_for_for_ever(open_runner, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_SAVING_SECONDS", 1.0)
+    runner = open_runner("keeps on", cache_dir=str(tmp_path / "kept"))
+    began = time.monotonic()
+    runner.close()
+    assert time.monotonic() - began < PATIENCE
+    assert gone(runner.pid)
+
+
 def test_a_reset_forgets_and_keeps_the_process(open_runner):
     runner = open_runner()
     assert len(run(runner, first_plan()).rows[0].tokens) == 1

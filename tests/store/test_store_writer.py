@@ -8,14 +8,35 @@ import random
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from store_harness import BYTES, body_of, fill, open_store, save_of
 
-from penstock.store import BlockWriter, DiskBudget, default_bytes
+from penstock.store import BlockWriter, DiskBudget, Shelf, StatefulPrefixes, default_bytes, folders
+from penstock.store import budget as budget_module
 from penstock.store.folders import block_files
 
-PLENTY = 1 << 30
+PLENTY = GIB = 1 << 30
+
+
+@pytest.fixture
+def disk(monkeypatch, tmp_path):
+    """Says how large the disk is, and how much of it was free before a store that is on it lost or got files."""
+
+    def say(free: int, total: int):
+        said = SimpleNamespace(bytes=free)
+        held = sum(folder.size()[1] for folder in folders(tmp_path))
+
+        def usage(_):
+            return SimpleNamespace(
+                free=said.bytes + held - sum(folder.size()[1] for folder in folders(tmp_path)), total=total
+            )
+
+        monkeypatch.setattr(budget_module.shutil, "disk_usage", usage)
+        return said
+
+    return say
 
 
 class Memory:
@@ -30,15 +51,14 @@ class Memory:
     def put(self, block: int, content: bytes) -> None:
         self.blocks[block][:] = content
 
-    def copy(self, block: int) -> bytes:
+    def copy(self, block: int, content: memoryview) -> None:
         self.gate.wait()
         if not self.slow:
-            return bytes(self.blocks[block])
-        pieces = []
+            content[:] = self.blocks[block]
+            return
         for start in range(0, BYTES, 1000):
-            pieces.append(bytes(self.blocks[block][start : start + 1000]))
+            content[start : start + 1000] = self.blocks[block][start : start + 1000]
             time.sleep(0)
-        return b"".join(pieces)
 
 
 @pytest.fixture
@@ -47,7 +67,8 @@ def made(request):
     writers = []
 
     def make(store, memory, most=PLENTY, **options):
-        writers.append(BlockWriter(store, DiskBudget(store.folder.path.parent, most), memory.copy, **options))
+        budget = DiskBudget(store.folder.path.parent, most)
+        writers.append(BlockWriter([Shelf(store, memory.copy)], budget, **options))
         return writers[-1]
 
     yield make
@@ -72,7 +93,7 @@ def test_what_is_taken_back_in_time_is_dropped(tmp_path, made):
     writer = made(store, memory)
     memory.gate.clear()
     writer.offer([save_of(block) for block in range(4)])
-    while writer._copied != 0:
+    while writer._copied != (0, 0):
         time.sleep(0.001)
     writer.take_back([0, 2])  # one is being copied, the other waits
     memory.gate.set()
@@ -138,6 +159,44 @@ def test_a_full_disk_is_counted_and_left_alone_for_a_while(tmp_path, made, monke
     assert store.has(save_of(3).key)
 
 
+def test_shelves_are_apart(tmp_path):
+    """A block and a state may have the same number and the same key."""
+    stores = [open_store(tmp_path), open_store(tmp_path, block_bytes=2 * BYTES, holds="states")]
+    bodies = [body_of(1), body_of(2, 2 * BYTES)]
+
+    def copies(body):
+        def copy(_, content):
+            content[:] = body
+
+        return copy
+
+    shelves = [Shelf(store, copies(body)) for store, body in zip(stores, bodies, strict=True)]
+    writer = BlockWriter(shelves, DiskBudget(tmp_path, PLENTY))
+    writer.step_begins()
+    time.sleep(0.01)
+    for shelf in (0, 1):
+        writer.offer([save_of(1)], shelf)
+    writer.take_back([7], 1)
+    writer.step_ends()
+    assert writer.settle(10)
+    assert [store.read(save_of(1).key) for store in stores] == bodies
+    assert writer.counts.written == 2
+    writer.close()
+
+
+def test_a_prefix_with_state_ends_behind_the_last_block_that_has_one(tmp_path):
+    blocks, states = open_store(tmp_path), open_store(tmp_path, holds="states")
+    fill(blocks, range(5))
+    prefixes, keys = StatefulPrefixes(blocks, states), [save_of(number).key for number in range(7)]
+    assert prefixes.leading(keys) == 0
+    fill(states, range(3))
+    assert prefixes.leading(keys) == 3
+    fill(states, range(6, 7))
+    assert prefixes.leading(keys) == 3, "its block is not there"
+    blocks.remove(keys[1])
+    assert prefixes.leading(keys) == 1
+
+
 def test_the_budget_keeps_what_was_used_last(tmp_path):
     store = open_store(tmp_path)
     fill(store, range(10))
@@ -176,6 +235,46 @@ def test_what_a_killed_process_left_open_goes_when_it_is_old(tmp_path):
     assert not left.exists()
 
 
-def test_the_default_is_a_tenth_of_what_is_free(tmp_path):
+def test_the_default_is_a_tenth_of_what_is_free_and_what_is_held_counts_as_free(tmp_path, disk):
     fill(open_store(tmp_path), range(3))
-    assert 0 < default_bytes(tmp_path / "not" / "there") < os.statvfs(tmp_path).f_blocks * os.statvfs(tmp_path).f_frsize
+    held = sum(folder.size()[1] for folder in folders(tmp_path))
+    disk(free=GIB, total=2 * GIB)
+    assert default_bytes(tmp_path) == (GIB + held) // 10
+    assert default_bytes(tmp_path / "not" / "there") == GIB // 10
+    disk(free=1000 * GIB, total=2000 * GIB)
+    assert default_bytes(tmp_path) == 16 * GIB
+
+
+def test_a_store_gives_way_where_others_need_the_disk(tmp_path, disk):
+    store = open_store(tmp_path)
+    fill(store, range(10))
+    for age in range(10):
+        os.utime(store._file(save_of(age).key), (1000 + age, 1000 + age))
+    length = store.folder.form.file_bytes
+    free = disk(free=GIB, total=10 * GIB)
+    budget = DiskBudget(tmp_path, PLENTY)
+    budget.make_room(length)
+    assert budget.evicted == 0
+    free.bytes = GIB // 2 - 4 * length  # a twentieth of the disk is others', and these four
+    budget.make_room(length)
+    left = [number for number in range(10) if store.has(save_of(number).key)]
+    assert left == [5, 6, 7, 8, 9]
+    free.bytes = 0
+    with pytest.raises(OSError, match="left to others"):
+        budget.make_room(length)
+    assert not list(block_files(store.folder.path))
+
+
+def test_a_disk_without_room_is_counted_and_said_once(tmp_path, made, disk, caplog):
+    store, memory = open_store(tmp_path), Memory(4)
+    free = disk(free=0, total=10 * GIB)
+    writer = made(store, memory, rest_seconds=0.0)
+    writer.offer([save_of(block) for block in range(3)])
+    assert writer.settle(10)
+    assert writer.counts.failed == 3
+    assert not list(block_files(store.folder.path))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    free.bytes = GIB
+    writer.offer([save_of(3)])
+    assert writer.settle(10)
+    assert writer.counts.written == 1

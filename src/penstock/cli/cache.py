@@ -47,9 +47,8 @@ def list_folders(kv_store: str) -> None:
         kinds = f"{facts.get('dtype')}, KV {facts.get('kv_cache_dtype')}, {facts.get('isa')}"
         said = f"{kinds}, weights {facts.get('weights')}"
         click.echo(f"{folder.path.name}  {facts.get('model')}")
-        click.echo(
-            f"    {blocks} blocks, {blocks * folder.form.block_size} tokens, {readable_bytes(size)}; last used {used}"
-        )
+        held = facts.get("holds") or f"blocks, {blocks * folder.form.block_size} tokens"
+        click.echo(f"    {blocks} {held}, {readable_bytes(size)}; last used {used}")
         click.echo(f"    {said}; Penstock {facts.get('penstock')}")
 
 

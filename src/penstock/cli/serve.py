@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 
 import click
 
@@ -30,6 +31,8 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
     if checkpoint_path is not None:
         context.params["model"] = checkpoint_path
     engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
+    if not engine_config.kv_store:
+        engine_config = replace(engine_config, kv_store=os.environ.get("PENSTOCK_KV_STORE") or "auto")
     with lasting_imports():
         from penstock.app import serve
         from penstock.computing import start_computing

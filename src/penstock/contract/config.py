@@ -184,15 +184,16 @@ class EngineConfig:
         " No answer is any different.",
     )
     kv_store: str = _option(
-        "off",
+        "",
         "Where KV blocks are kept in files, for prompts that begin alike after a restart, and in other processes: a"
-        " folder, which is made if it is not there; auto for one in the cache directory; off for none. They tell what"
-        " prompts and answers said, and are readable by you alone. Not for models with recurrent state or a window.",
+        " folder, which is made if it is not there; auto for one in the cache directory; off for none. By default auto"
+        " for penstock serve, and off for all else. They tell what prompts and answers said, and are readable by you"
+        " alone. Not for models whose every layer has a window.",
     )
     kv_store_bytes: int = _option(
         0,
         "Most bytes of the disk that --kv-store may take, all models together (10GiB is understood); what was not used"
-        " for longest makes place. 0 takes a tenth of what is free.",
+        " for longest makes place. 0 takes a tenth of what is free, and 16GiB at most.",
     )
     max_queued_requests: int = _option(
         DEFAULT_SERVER_LIMITS.max_queued_requests,

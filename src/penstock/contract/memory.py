@@ -74,6 +74,7 @@ class RunnerFacts:
         looks_ahead: tokens see later ones of their sequence: it embeds, and generates nothing.
         model_digest: names the model in block keys.
         kv_folder: where KV blocks are kept beyond the process; "" where they are not.
+        state_folder: where recurrent states are kept beside them; "" where the model carries none.
     """
 
     config: EngineConfig
@@ -84,6 +85,7 @@ class RunnerFacts:
     looks_ahead: bool
     model_digest: bytes
     kv_folder: str = ""
+    state_folder: str = ""
 
 
 def readable_bytes(count: int) -> str:

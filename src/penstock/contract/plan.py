@@ -126,9 +126,11 @@ class Draft:
 class Save:
     """Keep a block beyond the process: it is full, and stays as it is until a plan hands it out again.
 
+    The same says which recurrent state is kept: that after a block's last position, in a checkpoint slot.
+
     Attributes:
-        block: its id.
-        key: under which it will be asked for.
+        block: its id; of a state the checkpoint slot.
+        key: under which it will be asked for; of a state the key of the block that it ends.
         parent: the key of the block before it, or the root of its sequence's keys.
         before: how many blocks are before it.
         tokens: its tokens, by which it can be computed again.
@@ -155,7 +157,9 @@ class Row:
     or failed, the row is computed in vain and what came of it is ignored.
 
     A row with `stored` computes nothing: its positions are whole blocks, of which these are the keys, and their KV is
-    read from where it was saved. Nobody plans another row behind it before it is known how far it came.
+    read from where it was saved. Nobody plans another row behind it before it is known how far it came. Where the model
+    carries state, what is read counts as computed only with the state at its end, which the last of a sequence's
+    reading rows brings: one that comes short takes the sequence back to where it was admitted.
 
     Attributes:
         count: at least 1, drafts included; prefill chunk or decode, the runner does not care which.
@@ -166,6 +170,8 @@ class Row:
         checkpoints: where to keep recurrent state on the way, in order of position, each after `start` and at most
             `start + count`; () where the model carries none.
         stored: keys of the blocks that are read instead of computed; () in all rows that compute.
+        state: of the last row that reads for a sequence that carries state: the key of the state at its end, which is
+            read too, and kept in `checkpoints` if there are any; b"" in all others.
     """
 
     slot: int
@@ -176,6 +182,7 @@ class Row:
     drafts: tuple[int, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     stored: tuple[bytes, ...] = ()
+    state: bytes = b""
 
 
 class StallReason(StrEnum):
@@ -213,6 +220,7 @@ class StepPlan:
         stalls: at most one: the waiting head, if it could not be admitted.
         waiting: how many sequences are still waiting after this plan.
         saves: blocks to keep beyond the process, each as it was before this plan; a wish, and no promise.
+        state_saves: checkpoints of recurrent state to keep beyond it, as they were before this plan; a wish too.
     """
 
     step: int
@@ -222,6 +230,7 @@ class StepPlan:
     stalls: tuple[Stall, ...] = ()
     waiting: int = 0
     saves: tuple[Save, ...] = ()
+    state_saves: tuple[Save, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -295,7 +304,8 @@ class RowResult(NamedTuple):
         waits: whether a sampling row has no next token yet, because what its form allows is still being found out. Its
             last known position then counts as not computed, and the next row starts there: it draws what this one
             would have drawn. A row that was planned behind this one waits too.
-        restored: of a row with `stored` that came short: how many leading blocks were read. The rest is to be computed.
+        restored: of a row with `stored` that came short: how many leading blocks were read, 0 where the model carries
+            state. The rest is to be computed.
     """
 
     slot: int

@@ -84,8 +84,8 @@ class SchedulerConfig:
             )
         if self.policy not in POLICIES:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
-        if self.storing and (not self.prefix_caching or self.window is not None or self.checkpoints is not None):
-            raise ConfigError("storing", "needs a prefix cache, and a model without window and recurrent state")
+        if self.storing and (not self.prefix_caching or self.window is not None):
+            raise ConfigError("storing", "needs a prefix cache, and a model with a layer that looks back to all")
         if self.looks_ahead:
             self._check_looking_ahead()
 

@@ -57,6 +57,10 @@ class Checkpoints:
         """The plan that restores what was pinned is made: plans behind it may write there."""
         self._pinned.clear()
 
+    def slot_of(self, key: bytes) -> int:
+        """The slot of the state that can be found under `key`; -1 where none can."""
+        return self._index.get(key, NO_CHECKPOINT)
+
     def touch(self, key: bytes) -> None:
         """Note that the state under `key`, which is there, is of use."""
         self._index.move_to_end(key)

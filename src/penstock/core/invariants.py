@@ -63,7 +63,7 @@ def check_plans(
         EngineFault: one does not hold; the message states it.
     """
     departed = in_flight.departed
-    of_none = not departed and all(seq.scheduled == seq.computed for seq in running)
+    of_none = not departed and all(seq.scheduled == seq.reached for seq in running)
     _require(bool(in_flight) or of_none, "what is in flight belongs to a plan in flight")
     kept = states is not None and states.pending
     _require(bool(in_flight) or not kept, "a checkpoint that is pending belongs to a plan in flight")

@@ -51,13 +51,14 @@ class Restoring:
         self._seconds = 0.0  # a position
         self._refused = 0
         self._saves: list[Save] = []
+        self._state_saves: list[Save] = []
         self.sought_tokens = 0
         self.restored_tokens = 0
 
     @property
     def pending(self) -> bool:
         """Whether anything is to be saved."""
-        return bool(self._saves)
+        return bool(self._saves or self._state_saves)
 
     def sealed(self, seq: Seq, index: int) -> None:
         """Block number `index` of `seq` was sealed: let the next plan save it, unless it was read, or is not found."""
@@ -65,9 +66,12 @@ class Restoring:
         block = seq.lease.blocks[index]
         if index * size < seq.restore_end or self._pool.key_of(block) != keys[index]:
             return
-        parent = keys[index - 1] if index else seq.chain.root
-        tokens = tuple(seq.tokens[index * size : (index + 1) * size])
-        self._saves.append(Save(block, keys[index], parent, index, tokens))
+        self._saves.append(self._save(seq, index, block))
+
+    def kept(self, seq: Seq, index: int, slot: int) -> None:
+        """Checkpoint `slot` holds the state of `seq` after its block number `index`: let the next plan save it."""
+        if (index + 1) * self._config.block_size != seq.restore_end:  # else it was read
+            self._state_saves.append(self._save(seq, index, slot))
 
     def seek(self, seq: Seq) -> tuple[int, tuple[bytes, ...]]:
         """How many leading blocks of a waiting sequence are in memory, and the keys of those that could be stored."""
@@ -75,20 +79,22 @@ class Restoring:
         if seq.request.fresh_prompt:
             return 0, ()
         keys, known = seq.chain.keys, len(seq.tokens)
-        present = self._pool.present(keys, known)
+        present = self._pool.quote(keys, known).cached
         lacking = tuple(keys[present : (known - 1) // self._config.block_size])
         self.sought_tokens += len(lacking) * self._config.block_size
         return present, lacking
 
-    def take_saves(self) -> tuple[Save, ...]:
-        """What is to be saved; the plan that is made has it."""
-        saves = tuple(self._saves)
+    def take_saves(self) -> tuple[tuple[Save, ...], tuple[Save, ...]]:
+        """The blocks and the states that are to be saved; the plan that is made has them."""
+        saves = tuple(self._saves), tuple(self._state_saves)
         self._saves.clear()
+        self._state_saves.clear()
         return saves
 
     def forget(self) -> None:
         """Nothing of what was to be saved is there any more."""
         self._saves.clear()
+        self._state_saves.clear()
 
     def begin(self, seq: Seq) -> None:
         """`seq` was admitted: let it be restored as far as its blocks are stored, where that is worth the time."""
@@ -122,6 +128,11 @@ class Restoring:
             self._seconds += (_RATE if self._seconds else 1.0) * (seconds - self._seconds)
         computed = tuple(row for row in plan.rows if not row.stored)
         return replace(plan, rows=computed), replace(result, seconds=result.seconds - result.restoring)
+
+    def _save(self, seq: Seq, index: int, place: int) -> Save:
+        keys, size = seq.chain.keys, self._config.block_size
+        parent = keys[index - 1] if index else seq.chain.root
+        return Save(place, keys[index], parent, index, tuple(seq.tokens[index * size : (index + 1) * size]))
 
     def _is_worth_it(self, start: int, count: int) -> bool:
         computing = self._times.of(chunk_of(start, count, self._times.window))

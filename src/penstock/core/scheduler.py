@@ -76,7 +76,6 @@ class Scheduler:
         self._pool = BlockPool(
             config.num_blocks, config.block_size, config.prefix_caching, config.window, most, checkpoints
         )
-        self._states = None if checkpoints is None else StateKeeping(config, self._pool, checkpoints)
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
         level = GENERATED_WEIGHT * config.max_num_batched_tokens  # what a step computes at most
@@ -86,6 +85,9 @@ class Scheduler:
         self._free_slots = list(range(config.max_num_seqs))  # a heap
         self._times = StepTimes(config.window)
         self._restoring = Restoring(config, self._times, self._pool) if config.storing else None
+        self._states = None
+        if checkpoints is not None:
+            self._states = StateKeeping(config, self._pool, checkpoints, self._restoring)
         self._admitter = Admitter(
             config,
             self._pool,
@@ -210,14 +212,15 @@ class Scheduler:
     def unsought(self) -> list[tuple[str, int, tuple[bytes, ...]]]:
         """Who may be admitted next and waits for its blocks to be looked for: id, blocks in memory, keys of the others.
 
-        Each is named once, and nothing is decided by it; what is found is to be told by `note_stored`. Nobody is named
-        while suspects are computed alone: what they make fail may be the reading.
+        Each is named once while it waits, and nothing is decided by it. What is found is to be told by `note_stored`,
+        where nothing is lacking too: memory may have forgotten it when they are admitted. Nobody is named while
+        suspects are computed alone: what they make fail may be the reading.
         """
         if self._restoring is None or self._suspects or not self._waiting:
             return []
         waiting = tuple(islice(self._waiting.in_order(), SOUGHT_AHEAD))
-        lacking = [(seq.id, *self._restoring.seek(seq)) for seq in waiting if not seq.sought]
-        return [of for of in lacking if of[2]]
+        unsought = [(seq.id, *self._restoring.seek(seq)) for seq in waiting if not seq.sought]
+        return [of for of in unsought if of[1] or of[2]]
 
     def note_stored(self, seq_id: str, blocks: int) -> None:
         """So many leading blocks of a waiting sequence are in memory or stored; they may be gone when they are read."""
@@ -259,6 +262,7 @@ class Scheduler:
         builder = PlanBuilder(self._in_flight.next_step, self.config.max_num_batched_tokens, limit)
         if self._restoring is not None:
             builder.restores = self._restoring.blocks_a_step(self._running)
+            builder.stateful = self._states is not None
         if self._suspects:
             stall = self._continue_suspect(builder)
         else:
@@ -270,8 +274,8 @@ class Scheduler:
             self._states.add_checkpoints(builder)
         elif drafts and not self._suspects:
             self._drafting.add(builder, drafts, self._admitter.spare())
-        saves = () if self._restoring is None else self._restoring.take_saves()
-        step = builder.build(tuple(self._releases), stall, len(self._waiting), saves)
+        saves = ((), ()) if self._restoring is None else self._restoring.take_saves()
+        step = builder.build(tuple(self._releases), stall, len(self._waiting), *saves)
         self._releases.clear()
         self._in_flight.add(step)
         return step.plan
@@ -443,7 +447,13 @@ class Scheduler:
 
     def _take_restored(self, row: Row, seq: Seq, result: RowResult | None) -> None:
         """What a row read: as if it had been computed, or had been in memory when the sequence came."""
-        count = row.count if result is None else result.restored * self.config.block_size
+        if self._states is None:
+            count = row.count if result is None else result.restored * self.config.block_size
+        elif result is None and not row.state:
+            seq.read = row.start + row.count
+            return
+        else:
+            count = 0 if result is not None else seq.restore_end - seq.computed
         self._advance(seq, count)
         if not seq.announced:
             seq.cached += count
@@ -547,6 +557,8 @@ class Scheduler:
     def _leave(self, seq: Seq) -> None:
         """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
         self._withdraw(seq)
+        if self._states is not None:
+            self._states.leave(seq)
         self._running.remove(seq)
         self._waiting.stopped(seq)
         if self._in_flight.uses(seq):

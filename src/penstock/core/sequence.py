@@ -64,6 +64,7 @@ class Seq:
         sought: whether its blocks were looked for in the store since it waits.
         stored: how many leading blocks were found there, or in memory.
         restore_end: leading positions that are read from the store, or were, rather than computed; 0 for none.
+        read: leading positions that were read, and count as computed once their recurrent state is read too.
     """
 
     __slots__ = (
@@ -85,6 +86,7 @@ class Seq:
         "limit",
         "newest_state",
         "rank",
+        "read",
         "request",
         "restore_end",
         "scheduled",
@@ -119,6 +121,7 @@ class Seq:
         self.sought = False
         self.stored = 0
         self.restore_end = 0
+        self.read = 0
         self.state = SeqState.WAITING
         self._lease: Lease | None = None
         self._slot = -1
@@ -159,12 +162,18 @@ class Seq:
     @property
     def to_restore(self) -> int:
         """Positions that its next row could read from the store; 0 while a row in flight reads some."""
-        return self.restore_end - self.scheduled if self.scheduled == self.computed else 0
+        return self.restore_end - self.scheduled if self.scheduled == self.reached else 0
+
+    @property
+    def reached(self) -> int:
+        """Leading positions that are computed, or read."""
+        return max(self.computed, self.read)
 
     def restored(self, complete: bool) -> None:
         """Note that a row that read was committed; if it did not get all, the rest is computed."""
         if not complete:
             self.restore_end = self.scheduled = self.computed
+            self.read = 0
 
     def schedule(self, step: int, count: int, draws: bool) -> None:
         """Note its row of `count` positions in plan `step`."""
@@ -228,7 +237,7 @@ class Seq:
         self.guess = None
         self.branches = ()
         self.sought = False
-        self.stored = self.restore_end = 0
+        self.stored = self.restore_end = self.read = 0
 
     def _change(self, state: SeqState) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -15,6 +15,7 @@ from penstock.core.block_pool import BlockPool
 from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 from penstock.core.in_flight import InFlightStep
 from penstock.core.pending_blocks import PendingBlocks
+from penstock.core.restoring import Restoring
 from penstock.core.sequence import Seq
 from penstock.core.steps import PlanBuilder
 
@@ -22,12 +23,19 @@ __all__ = ["StateKeeping"]
 
 
 class StateKeeping:
-    """What the scheduler does beyond KV for a model that carries state. Owned by the scheduler."""
+    """What the scheduler does beyond KV for a model that carries state. Owned by the scheduler.
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, checkpoints: Checkpoints) -> None:
+    Args:
+        restoring: where states are saved beyond the process; else None.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, checkpoints: Checkpoints, restoring: Restoring | None = None
+    ) -> None:
         self._config = config
         self._pool = pool
         self._checkpoints = checkpoints
+        self._restoring = restoring
 
     def branch_at(self, pending: PendingBlocks, keys: Sequence[bytes]) -> None:
         """Let whoever computes the last of the blocks `keys`, which somebody waits for, keep its state there."""
@@ -55,18 +63,27 @@ class StateKeeping:
     def commit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
         """Let what a step kept be found, if its sequence still runs and did not fail. `results` are its rows'.
 
-        What ends a row that waits is kept by the next row, which ends there again.
+        What ends a row that waits is kept by the next row, which ends there again. A row that reads keeps what it read
+        if it read all.
         """
         for row, seq, lease, result in zip(step.plan.rows, step.seqs, step.leases, results, strict=True):
             if not row.checkpoints:
                 continue
-            sound = seq.holds(lease) and not (result is not None and result.failure)
+            sound = seq.holds(lease) and not (result is not None and (result.failure or row.stored))
             end = row.start + row.count - (result is not None and result.waits)  # what counts as computed
             for each in row.checkpoints:
                 if sound and each.position <= end:
                     self._keep(seq, each)
                 else:
                     self._checkpoints.give_back(each.slot)
+
+    def leave(self, seq: Seq) -> None:
+        """`seq` stops running: let the newest state among its generated tokens be saved, if it is there.
+
+        Not when it was kept: a new one follows every few tokens, and only the last is what a next turn continues.
+        """
+        if seq.newest_state and seq.newest_state in self._checkpoints:
+            self._save(seq, seq.chain.keys.index(seq.newest_state))
 
     def drop(self) -> None:
         """No plan in flight will ever be committed."""
@@ -89,6 +106,8 @@ class StateKeeping:
         the same prompt again continues before its last block, a longer one after it.
         """
         size, interval, end = self._config.block_size, self._config.checkpoint_interval, row.start + row.count
+        if row.stored:
+            return [end] if row.state else []
         first = row.start // size + 1
         if end // size < first or not self._config.prefix_caching:  # as for most rows of one token
             return []
@@ -109,8 +128,18 @@ class StateKeeping:
 
     def _keep(self, seq: Seq, kept: Checkpoint) -> None:
         """Among generated tokens the newest state is what the next turn continues: the one before it may go first."""
-        interval, key = self._config.checkpoint_interval, seq.chain.keys[kept.position // self._config.block_size - 1]
+        interval, index = self._config.checkpoint_interval, kept.position // self._config.block_size - 1
+        key, stays = seq.chain.keys[index], bool(interval and kept.position % interval == 0)
         self._pool.keep_state(seq.lease, key, kept.slot)
-        if kept.position > len(seq.request.prompt):
+        generated = kept.position > len(seq.request.prompt)
+        if generated:
             self._checkpoints.demote(seq.newest_state)
-            seq.newest_state = b"" if interval and kept.position % interval == 0 else key
+            seq.newest_state = b"" if stays else key
+        if stays or not generated:
+            self._save(seq, index)
+
+    def _save(self, seq: Seq, index: int) -> None:
+        """Let the state behind block number `index` be saved beyond the process, where it can be found at all."""
+        slot = self._checkpoints.slot_of(seq.chain.keys[index])
+        if self._restoring is not None and slot != NO_CHECKPOINT:
+            self._restoring.kept(seq, index, slot)

@@ -25,6 +25,7 @@ class PlanBuilder:
         reserved: what is kept of the budget for those who decode and have no row yet.
         newcomers_only: whether whoever ran before has no row in it.
         restores: blocks that may still be read from the store.
+        stateful: whether the model carries recurrent state, which is read behind the last block of a sequence.
         seqs: whose each row is.
         leases: under which lease each row is computed.
     """
@@ -35,6 +36,7 @@ class PlanBuilder:
     reserved: int = 0
     newcomers_only: bool = False
     restores: int = 0
+    stateful: bool = False
     rows: list[Row] = field(default_factory=list)
     seqs: list[Seq] = field(default_factory=list)
     leases: list[Lease] = field(default_factory=list)
@@ -90,7 +92,8 @@ class PlanBuilder:
         wanted = keys[first : min(end, first + max(1, self.restores))]
         self.restores -= len(wanted)
         count = len(wanted) * size
-        self.rows.append(Row(seq.slot, seq.scheduled, count, (), sample=False, stored=tuple(wanted)))
+        state = wanted[-1] if self.stateful and first + len(wanted) == end else b""
+        self.rows.append(Row(seq.slot, seq.scheduled, count, (), sample=False, stored=tuple(wanted), state=state))
         self.seqs.append(seq)
         self.leases.append(lease)
         seq.schedule(self.step, count, draws=False)
@@ -119,9 +122,15 @@ class PlanBuilder:
         self.rows[index] = replace(self.rows[index], checkpoints=checkpoints)
 
     def build(
-        self, releases: tuple[int, ...], stall: Stall | None, waiting: int, saves: tuple[Save, ...] = ()
+        self,
+        releases: tuple[int, ...],
+        stall: Stall | None,
+        waiting: int,
+        saves: tuple[Save, ...] = (),
+        state_saves: tuple[Save, ...] = (),
     ) -> InFlightStep:
         """The plan, and whose its rows are."""
         stalls = () if stall is None else (stall,)
-        plan = StepPlan(self.step, releases, tuple(self.admits), tuple(self.rows), stalls, waiting, saves)
+        rows = tuple(self.rows)
+        plan = StepPlan(self.step, releases, tuple(self.admits), rows, stalls, waiting, saves, state_saves)
         return InFlightStep(plan, tuple(self.seqs), tuple(self.leases))

@@ -304,10 +304,10 @@ class Engine:
     def _look_up(self, stored: StoredBlocks) -> None:
         """Tell the scheduler what is stored of those who may be admitted next."""
         for seq_id, present, keys in self.scheduler.unsought():
-            found = stored.leading(keys)
+            found = present + stored.leading(keys)
             if found:
-                self._recorder.stored(seq_id, present + found)
-                self.scheduler.note_stored(seq_id, present + found)
+                self._recorder.stored(seq_id, found)
+                self.scheduler.note_stored(seq_id, found)
 
     def _forget_in_flight(self) -> bool:
         """Nobody knows how far the runner came with the plans in flight; whether all keys and values are lost."""

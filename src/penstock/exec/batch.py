@@ -95,6 +95,7 @@ class SlotTables:
         self._prompt_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._computed = [0] * max_num_seqs
+        self._admitted = [0] * max_num_seqs  # what was computed at admission
         self._samplings: dict[int, RowSampling] = {}
         self._scored: set[int] = set()
         self._form = _Form(0, 0, 0)
@@ -125,7 +126,7 @@ class SlotTables:
         self._prompt_tokens[slot] = len(admit.tokens) if admit.prompt_tokens < 0 else admit.prompt_tokens
         self._num_blocks[slot] = 0
         self._append_blocks(slot, admit.blocks)
-        self._computed[slot] = admit.computed
+        self._computed[slot] = self._admitted[slot] = admit.computed
         sampling = _SILENT if admit.embedding is not None else RowSampling.of(admit.sampling, admit.choice)
         self._samplings[slot] = sampling
         if sampling.prompt_top >= 0:
@@ -173,6 +174,10 @@ class SlotTables:
     def fall_back(self, slot: int, computed: int) -> None:
         """A row got no further than this: the next one of its slot starts there."""
         self._computed[slot] = computed
+
+    def fall_back_to_admission(self, slot: int) -> None:
+        """Nothing of what was read since its admission counts."""
+        self._computed[slot] = self._admitted[slot]
 
     def next_draws(self, rows: Sequence[Row]) -> tuple[list[RowSampling], list[int]]:
         """How the sequence of each of `rows` chooses its next token, and where that will stand."""

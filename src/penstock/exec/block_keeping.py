@@ -1,7 +1,7 @@
-"""Saves KV blocks, and puts saved ones back into the KV memory: what plans say of a store, done.
+"""Saves KV blocks and recurrent states, and puts saved ones back into memory: what plans say of a store, done.
 
 Decides nothing: which blocks is in the plan, where files are and how they are checked is the store's. Invariant: what
-comes into the KV memory was checked before; a block that a plan hands out again is not being saved any more.
+comes into memory was checked before; a block that a plan hands out again is not being saved any more.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from collections.abc import Sequence
 
 from penstock.contract.plan import Row, RowResult, StepPlan, StoreCounts
 from penstock.exec.kv_store import KVStore
-from penstock.store import BlockStore, BlockWriter, DiskBudget
+from penstock.exec.state_store import StateStore
+from penstock.store import BlockStore, BlockWriter, DiskBudget, Shelf
 from penstock.thread_turns import give_way
 
 __all__ = ["BlockKeeping"]
+
+_BLOCKS, _STATES = 0, 1
+"""Shelves of the writer."""
 
 _LAST_SECONDS = 5.0
 """For what is still to be saved when a runner is closed."""
@@ -26,34 +30,64 @@ class BlockKeeping:
         kv: the memory.
         store: one whose blocks have the bytes of `kv`'s.
         most_bytes: what all of the store's folders may take together.
+        states: of a model that carries state; else None.
+        kept_states: where these are kept, as `store` for blocks.
     """
 
-    def __init__(self, kv: KVStore, store: BlockStore, most_bytes: int) -> None:
+    def __init__(
+        self,
+        kv: KVStore,
+        store: BlockStore,
+        most_bytes: int,
+        states: StateStore | None = None,
+        kept_states: BlockStore | None = None,
+    ) -> None:
         self._kv = kv
         self._store = store
+        self._states = states
+        self._kept_states = kept_states
         self._said = StoreCounts()
-        budget = DiskBudget(store.folder.path.parent, most_bytes, give_way)
-        self._writer = BlockWriter(store, budget, kv.copy_block)
+        shelves = [Shelf(store, kv.copy_block)]
+        if states is not None and kept_states is not None:
+            shelves.append(Shelf(kept_states, states.copy_checkpoint))
+        self._writer = BlockWriter(shelves, DiskBudget(store.folder.path.parent, most_bytes, give_way))
 
     def begin(self, plan: StepPlan) -> None:
         """What a plan saves from now on, and what it hands out; to be called before any of its rows."""
         self._writer.step_begins()
         if plan.saves:
             self._writer.offer(plan.saves)
+        if plan.state_saves:
+            self._writer.offer(plan.state_saves, _STATES)
         size = self._kv.block_size
         for admit in plan.admits:
             self._writer.take_back(admit.blocks[admit.computed // size :])
         for row in plan.rows:
             if row.new_blocks:
                 self._writer.take_back(row.new_blocks)
+            if row.checkpoints:
+                self._writer.take_back([kept.slot for kept in row.checkpoints], _STATES)
 
     def restore(self, row: Row, blocks: Sequence[int]) -> RowResult | None:
-        """Read the blocks of a row into `blocks`; says so if one is not there, or not what was written."""
+        """Read the blocks of a row into `blocks`, and the state behind them where the model carries state.
+
+        Says so if one is not there, or not what was written.
+        """
+        states = self._states
+        if states is not None:
+            states.begin_reading(row.slot)
         for count, (key, block) in enumerate(zip(row.stored, blocks, strict=True)):
             content = self._store.read(key)
             if content is None:
-                return RowResult(row.slot, restored=count)
+                return RowResult(row.slot, restored=count if states is None else 0)
             self._kv.fill_block(block, content)
+        if row.state:
+            assert states is not None, "a state is read, and none is carried"
+            assert self._kept_states is not None, "a state is read, and none is kept"
+            content = self._kept_states.read(row.state)
+            if content is None:
+                return RowResult(row.slot)
+            states.fill(row, content)
         return None
 
     def end(self) -> StoreCounts | None:

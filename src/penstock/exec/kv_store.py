@@ -15,14 +15,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import readable_bytes
 from penstock.contract.model import KvCacheSpec
+from penstock.exec.places import BytePlaces, copy_place, fill_place, rows_of_bytes
 from penstock.kernels.backend import Backend
 from penstock.kernels.native import MAX_HEAD_DIM
 from penstock.kernels.native_attention import (
@@ -128,24 +127,25 @@ class KVStore:
         """Bytes of one block in all caches, as `copy_block` gives them."""
         return sum(len(rows[0]) for rows in self._rows)
 
-    def copy_block(self, block: int) -> bytes:
-        """All bytes of a block, cache after cache; on the host."""
-        return b"".join([memoryview(rows[block]) for rows in self._rows])
+    def copy_block(self, block: int, content: memoryview) -> None:
+        """Put all bytes of a block, cache after cache, into `content`; on the host."""
+        copy_place(self._rows, block, content)
+
+    def block_content(self, block: int) -> bytes:
+        """All bytes of a block, as `copy_block` puts them."""
+        content = bytearray(self.block_bytes)
+        self.copy_block(block, memoryview(content))
+        return bytes(content)
 
     def fill_block(self, block: int, content: memoryview) -> None:
-        """Make a block what `copy_block` gave, of a store of the same form."""
-        numbers, start = np.frombuffer(content, dtype=np.uint8), 0
-        for rows in self._rows:
-            end = start + rows.shape[1]
-            rows[block] = numbers[start:end]
-            start = end
+        """Make a block what `copy_block` put, of a store of the same form."""
+        fill_place(self._rows, block, content)
 
     @cached_property
-    def _rows(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """Each cache's memory on the host, `[num_blocks, bytes]`; of a latent cache its keys, which hold its values."""
+    def _rows(self) -> BytePlaces:
+        """Each cache's memory on the host, block by block; of a latent cache its keys, which hold its values."""
         own = [values for keys, values in zip(self.keys, self.values, strict=True) if not _within(values, keys)]
-        caches = (*self.keys, *own)
-        return tuple(cache.view(torch.uint8).reshape(self.num_blocks, -1).numpy() for cache in caches)
+        return rows_of_bytes((*self.keys, *own))
 
     def fill_with_nan(self) -> None:
         """Make everything held NaN, for those who test that nothing is read before it was written."""

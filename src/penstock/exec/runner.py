@@ -170,9 +170,13 @@ class TorchRunner:
             if not row.stored:
                 continue
             result = self._keeping.restore(row, self._slots.blocks(row))
-            if result is not None:
+            if result is None:
+                continue
+            if self._states is None:
                 self._slots.fall_back(row.slot, row.start + result.restored * self._kv.block_size)
-                short.append(result)
+            else:
+                self._slots.fall_back_to_admission(row.slot)
+            short.append(result)
         return tuple(row for row in rows if not row.stored), tuple(short)
 
     def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import StateSpec
 from penstock.contract.plan import Admit, Row
+from penstock.exec.places import BytePlaces, copy_place, fill_place, rows_of_bytes
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 from penstock.kernels.weight_memory import large_block
 
@@ -96,6 +98,42 @@ class StateStore:
         """A sequence begins at its first position, or behind a checkpoint."""
         assert (admit.checkpoint >= 0) == (admit.computed > 0), f"{admit.seq_id}: a hit restores a checkpoint"
         self._sources[admit.slot] = self._num_slots + admit.checkpoint if admit.computed else FROM_ZERO
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of one state, as `copy_checkpoint` gives them."""
+        return sum(rows.shape[1] for rows in self._rows)
+
+    def copy_checkpoint(self, slot: int, content: memoryview) -> None:
+        """Put all bytes of the state in a checkpoint slot into `content`; on the host."""
+        copy_place(self._rows, self._num_slots + slot, content)
+
+    def content(self, slot: int) -> bytes:
+        """All bytes of the state in a checkpoint slot, as `copy_checkpoint` puts them."""
+        content = bytearray(self.checkpoint_bytes)
+        self.copy_checkpoint(slot, memoryview(content))
+        return bytes(content)
+
+    def begin_reading(self, slot: int) -> None:
+        """Put what the sequence in `slot` begins with into its own place, before it is read from a store.
+
+        That may take steps in which its checkpoint is overwritten, and it may have to go on from there after all.
+        """
+        source = self._sources.get(slot, slot)
+        if source not in (slot, FROM_ZERO):
+            for state in self.states:
+                state[slot] = state[source]
+            del self._sources[slot]
+
+    def fill(self, row: Row, content: memoryview) -> None:
+        """The state at the end of `row`, which reads, is what `copy_checkpoint` put into `content`."""
+        for place in (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints)):
+            fill_place(self._rows, place, content)
+        self._sources.pop(row.slot, None)
+
+    @cached_property
+    def _rows(self) -> BytePlaces:
+        return rows_of_bytes(self.states)
 
     def reset(self) -> None:
         """Forget every sequence; checkpoints stay."""

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -25,9 +26,20 @@ from penstock.freed_memory import REST_SECONDS, give_back
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
-__all__ = ["Build", "Prepare", "serve_orders"]
+__all__ = ["Build", "ClosableRunner", "Prepare", "serve_orders"]
 
-Build = Callable[[messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[Runner, RunnerFacts]]
+
+class ClosableRunner(Runner, Protocol):
+    """A runner that may have something to save when it ends."""
+
+    def close(self) -> None:
+        """Save what is to be kept beyond the process, in a bounded time."""
+        ...
+
+
+Build = Callable[
+    [messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[ClosableRunner, RunnerFacts]
+]
 """Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
 
 
@@ -51,7 +63,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
         return
 
 
-def _load(connection: Connection[messages.Order], build: Build) -> Runner | None:
+def _load(connection: Connection[messages.Order], build: Build) -> ClosableRunner | None:
     order = connection.receive()
     if not isinstance(order, messages.Load):
         raise Closed("the first order was not to load a model")
@@ -80,7 +92,7 @@ def _next_order(connection: Connection[messages.Order]) -> messages.Order:
 class _Child:
     """Carries out orders to one runner. Owned by `serve_orders`."""
 
-    def __init__(self, runner: Runner, profiler: Profiler) -> None:
+    def __init__(self, runner: ClosableRunner, profiler: Profiler) -> None:
         self._runner = runner
         self._profiler = profiler
         self._profiling = False
@@ -99,6 +111,8 @@ class _Child:
                     return messages.Ran(self._runner.run(plan))
             case messages.Reset():
                 self._runner.reset()
+            case messages.Close():
+                self._runner.close()
             case messages.StartProfile():
                 self._profiler.start()
                 self._profiling = True

@@ -17,6 +17,7 @@ from penstock.contract.sampling import SamplingScalar
 
 __all__ = [
     "Answer",
+    "Close",
     "Done",
     "Failed",
     "Found",
@@ -54,6 +55,10 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
 class Reset(msgspec.Struct, frozen=True, tag=True):
     """Forget every slot, as `Runner.reset`. Answered by `Done`."""
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    """Save what is to be kept beyond the process; there will be no other order. Answered by `Done` or `Failed`."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
@@ -137,5 +142,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The order is carried out."""
 
 
-Order = Load | Run | Reset | StartProfile | StopProfile
+Order = Load | Run | Reset | Close | StartProfile | StopProfile
 Answer = Said | Found | Ready | Refused | Ran | Failed | Done

@@ -30,6 +30,9 @@ _LOADING_SECONDS = 60.0
 _LOADING_TIMES = 4.0
 """How long a process that follows another may say nothing while it loads; or so many times what the one before took."""
 
+_SAVING_SECONDS = 8.0
+"""For a process to save what it keeps beyond its end; it takes a few less by itself."""
+
 _PAUSE = 0.2
 """Seconds before the second of these; doubled before each further one."""
 
@@ -63,6 +66,7 @@ class ProcessRunner:
         self._started: StepPlan | None = None
         self._loading_seconds = 0.0  # of the last process that did load
         self._load: messages.Load  # what a process is told first
+        self._saves = False  # whether a process that ends in order has something to save
         self._process = RunnerProcess(self._program)
         self._standby: RunnerProcess | None = None
 
@@ -115,6 +119,7 @@ class ProcessRunner:
             raise SetupError(str(self._process.lose("did not say that it was ready")))
         facts = answer.facts
         self._load = replace(self._load, config=facts.config, like=facts.memory)
+        self._saves = bool(facts.kv_folder)
         if facts.memory.spare_bytes >= _STANDBY_BYTES:
             self._standby = RunnerProcess(self._program)
         return facts
@@ -171,10 +176,24 @@ class ProcessRunner:
             return None
 
     def close(self) -> None:
-        """End the process, and the one that waits."""
+        """End the process, and the one that waits; before that it saves what it keeps beyond its end, for seconds."""
         if self._standby is not None:
             self._standby.close()
+        if self._saves and not self._process.lost:
+            self._let_it_save()
         self._process.close()
+
+    def _let_it_save(self) -> None:
+        self._saves = False
+        until = time.monotonic() + _SAVING_SECONDS
+        try:
+            self._process.send(messages.Close())
+            while not isinstance(answer := self._process.receive(max(1.0, until - time.monotonic())), messages.Done):
+                if isinstance(answer, messages.Failed):
+                    log.error("what was to be kept was not saved:\n%s", answer.report)
+                    return  # else it is a step that nobody waits for
+        except RunnerLost as error:
+            log.warning("what was to be kept was not saved: %s", error)
 
     def _start_again(self) -> None:
         limit = max(_LOADING_SECONDS, _LOADING_TIMES * self._loading_seconds)

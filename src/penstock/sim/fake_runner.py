@@ -8,8 +8,8 @@ or in the wrong order changes its answer, and silent KV corruption becomes a fai
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
 computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
 written late. Where the model carries recurrent state, that is a hash of all positions, which is kept in checkpoints as
-plans say. What plans save is kept as it was then, `stored` by key, and rows read it back; whoever takes something out
-of it makes them come short.
+plans say. What plans save is kept as it was then, `stored` and `stored_states` by key, and rows read it back; whoever
+takes something out of these makes them come short.
 
 It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
 nothing else, and does not know the scheduler.
@@ -92,6 +92,7 @@ class FakeRunner:
     Attributes:
         crashes: how many steps raised because they were told to.
         stored: saved blocks, by key; it outlives every reset, and may be another runner's.
+        stored_states: saved recurrent states, as `stored`.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class FakeRunner:
         self._lost = False
         self.crashes = 0
         self.stored: dict[bytes, list[int]] = {}
+        self.stored_states: dict[bytes, int] = {}
 
     @property
     def occupied(self) -> dict[int, str]:
@@ -174,6 +176,8 @@ class FakeRunner:
             self._require(not used, f"slot {index} was released while a plan in flight computes its row")
         for save in plan.saves:
             self._save(save)
+        for save in plan.state_saves:
+            self._save_state(save)
         for admit in plan.admits:
             self._admit(admit)
         self._check_rows(plan)
@@ -226,16 +230,35 @@ class FakeRunner:
         right = [cell(token, at) + first for at, token in enumerate(save.tokens)]
         self._require(cells == right, f"{name} has other tokens")
 
+    def _save_state(self, save: Save) -> None:
+        name, state = f"checkpoint {save.block}, which is to be saved,", self._checkpoints[save.block]
+        self._require(state is not None, f"{name} was not written")
+        if state is not None:
+            self._require(self.stored_states.setdefault(save.key, state) == state, f"{name} is not what its key says")
+
     def _restore(self, row: Row, slot: _Slot) -> RowResult | None:
-        """Read blocks into memory, as many as are there."""
+        """Read blocks into memory, as many as are there; of a model that carries state all of them, and it, or none."""
         size = self._config.block_size
         for count, key in enumerate(row.stored):
             cells = self.stored.get(key)
             if cells is None:
-                return RowResult(row.slot, restored=count)
+                return self._come_short(row, slot, count)
             self._memory[slot.table[slot.computed // size]][:] = cells
             slot.computed += size
+        if not row.state:
+            return None
+        state = self.stored_states.get(row.state)
+        if state is None:
+            return self._come_short(row, slot, 0)
+        slot.states = [state]
+        for kept in row.checkpoints:
+            self._checkpoints[kept.slot] = state
         return None
+
+    def _come_short(self, row: Row, slot: _Slot, count: int) -> RowResult:
+        if self._stateful:
+            slot.computed, count = slot.admit.computed, 0
+        return RowResult(row.slot, restored=count)
 
     def _let_those_behind_wait(self, index: int, slot: _Slot) -> None:
         for later in self._in_flight:
@@ -328,6 +351,8 @@ class FakeRunner:
         blocks, rest = divmod(row.start, self._config.block_size)
         whole = not rest and row.count == len(row.stored) * self._config.block_size and end < len(slot.tokens)
         self._require(not row.stored or whole, f"{name}: reads {blocks} blocks and more, not whole ones, or all")
+        right = not row.state or (self._stateful and row.stored[-1:] == (row.state,))
+        self._require(right, f"{name}: reads a state that is not the one at its end")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
 
     def _check_continuation(self, row: Row, slot: _Slot) -> None:
@@ -387,6 +412,8 @@ class FakeRunner:
                 continue
             if not slot.states:
                 slot.states = [self._initial_state(slot.admit)]
+            if row.stored:
+                continue
             tokens = enumerate(slot.tokens[row.start : row.start + row.count], start=row.start)
             slot.states = slot.states[-1:]
             for position, token in tokens:

@@ -21,18 +21,42 @@ from typing import Any
 
 from penstock.store.block_file import FileForm
 
-__all__ = ["ABOUT", "OPEN", "StoreFolder", "block_files", "clear", "folder_at", "folders", "open_folder", "store_root"]
+__all__ = [
+    "ABOUT",
+    "OPEN",
+    "STATES",
+    "StoreFolder",
+    "block_files",
+    "clear",
+    "folder_at",
+    "folders",
+    "open_folder",
+    "store_root",
+    "why_not_usable",
+]
 
 ABOUT = "about.json"
+STATES = "recurrent states"
+"""The fact `holds` of a folder of states, each under the key of the block that it follows; blocks have none."""
+
 OPEN = "tmp"
 """The folder of files that are being written."""
 
 
 def store_root(option: str, cache_dir: Path) -> Path | None:
     """Where blocks are kept by the option `kv_store`; None for nowhere."""
-    if option == "off":
+    if option in ("off", ""):
         return None
     return cache_dir / "kv-blocks" if option == "auto" else Path(option).expanduser()
+
+
+def why_not_usable(root: Path) -> str:
+    """Make the folder of a store, if it is not there; why nothing can be kept in it, "" where something can."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(root, os.R_OK | os.W_OK | os.X_OK) else "it is not writable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +90,9 @@ class StoreFolder:
             written.rename(about)
 
     def size(self) -> tuple[int, int]:
-        """How many blocks are in it, and bytes; costs a look at each."""
-        sizes = []
-        for entry in block_files(self.path):
-            with suppress(OSError):  # it was evicted meanwhile
-                sizes.append(entry.stat().st_size)
-        return len(sizes), sum(sizes)
+        """How many blocks are in it, and bytes: all files are of one length, so that none is looked at."""
+        count = sum(1 for _ in block_files(self.path))
+        return count, count * self.form.file_bytes
 
     def used(self) -> float:
         """When a block of it was written or read last, in seconds since 1970; 0.0 where there is none."""
