@@ -32,6 +32,7 @@ def patient(monkeypatch, request):
     """Nobody waits for a form because the machine is busy, except where waiting is what is tried."""
     if "form" not in request.node.name:
         monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
+        monkeypatch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", PATIENCE)
         monkeypatch.setattr(side_threads, "_LONG_SECONDS", PATIENCE)
 
 
@@ -59,6 +60,9 @@ class Listed:
 
     def closing(self) -> int:
         return min(self.allowed - self.refused)
+
+    def foresee(self, most: int) -> tuple[int, ...]:
+        return (self.closing(),) * most
 
 
 class Given:
