@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from copy import copy
 
 import pytest
 import torch
@@ -62,6 +63,11 @@ class Strict:
 
     def closing(self) -> int:
         return next(t for t in range(SHAPE.vocab_size) if self._allowed(t) and t % 5 != len(self.taken) % 5)
+
+    def copy(self):
+        other = copy(self)
+        other.taken = [*self.taken]
+        return other
 
     def foresee(self, most: int) -> tuple[int, ...]:
         return (self.closing(), 3, 3)[:most]

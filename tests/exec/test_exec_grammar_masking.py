@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from copy import copy
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ class Listed:
 
     def closing(self) -> int:
         return min(self.allowed - self.refused)
+
+    def copy(self):
+        other = copy(self)
+        other.taken = [*self.taken]
+        return other
 
     def foresee(self, most: int) -> tuple[int, ...]:
         return (self.closing(),) * most
