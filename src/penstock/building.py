@@ -113,7 +113,8 @@ def build_runner(
     budgets = ReasoningBudgets(text)
     store = open_store(config, loaded, kv, states, announce)
     keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes, states, store.states)
-    runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states, keeping)
+    sizes = memory.max_num_seqs, memory.max_model_len
+    runner = loaded.runner(kv, *sizes, grammars, budgets, states, keeping, foresees=config.speculate)
     runner.warm_up()
     facts = RunnerFacts(
         config=config,

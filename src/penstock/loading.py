@@ -159,6 +159,8 @@ class LoadedModel:
         budgets: ThinkingBudgets | None = None,
         states: StateStore | None = None,
         keeping: BlockKeeping | None = None,
+        *,
+        foresees: bool = False,
     ) -> TorchRunner:
         """A runner over stores of this model's.
 
@@ -176,6 +178,7 @@ class LoadedModel:
             states,
             self.embedding_layers,
             keeping,
+            foresees=foresees,
         )
 
 

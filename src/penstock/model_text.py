@@ -38,7 +38,7 @@ def grammars_of(text: TextModel, vocab_size: int, *, compiles: bool = True) -> G
         vocab_size: logits of a row.
         compiles: whether matchers are made in this process too; else requests are only checked.
     """
-    return GrammarLibrary(partial(vocabulary_of, text, vocab_size), compiles=compiles)
+    return GrammarLibrary(partial(vocabulary_of, text, vocab_size), compiles=compiles, encode=text.tokenizer.encode)
 
 
 def vocabulary_of(text: TextModel, width: int) -> Vocabulary:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from penstock.bench.speculation import TaskRun, speculation_table, summary
+from penstock.bench.speculation import TaskRun, run_task, speculation_table, summary
 from penstock.bench.speculation_tasks import TASKS
 from penstock.cli import penstock
 from penstock.contract.errors import EngineFault
@@ -25,6 +26,26 @@ def test_runs_are_compared_in_pairs():
     row = summary("a task", 2, plain, guessed)
     assert (row["tokens"], row["ratio_lowest"], row["ratio"], row["ratio_highest"]) == (3, 2.0, 3.0, 4.0)
     assert "a task" in speculation_table([row])
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_prompts_and_forms_are_ready_before_the_clock_starts(task):
+    asked: list[tuple[float, int]] = []  # when, and the form's size
+
+    class Engine:
+        def generate(self, prompts, sampling_params, *, use_tqdm):
+            asked.append((clock[0], len(str(sampling_params.structured_outputs or ""))))
+            clock[0] += 1.0
+            answer = SimpleNamespace(error=None, outputs=[SimpleNamespace(token_ids=[1, 2])])
+            return [answer for _ in prompts]
+
+        chat = generate
+
+    clock = [0.0]
+    run = run_task(Engine(), task, 2, 500, lambda: 0, lambda: clock[0])
+    assert run.seconds == 1.0
+    *before, measured = [form for _, form in asked]
+    assert measured in before if task.schema is not None else len(before) == 1
 
 
 def test_an_answer_that_differs_is_no_figure():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -10,14 +11,14 @@ from core_harness import Harness, config, request
 
 from penstock.contract.plan import Draft
 from penstock.core.draft_chances import DraftChances, Judgements, judge
-from penstock.core.draft_lengths import Offer, draft_lengths
+from penstock.core.draft_lengths import draft_lengths
 from penstock.core.step_time import StepTimes
 from penstock.sim import golden
 
 
 def rate(counts, offers, rows, seconds, price) -> float:
     brought = rows + sum(
-        offer.chance**n for offer, count in zip(offers, counts, strict=True) for n in range(1, count + 1)
+        math.prod(offer[:n]) for offer, count in zip(offers, counts, strict=True) for n in range(1, count + 1)
     )
     return brought / (seconds + price * sum(counts))
 
@@ -25,26 +26,26 @@ def rate(counts, offers, rows, seconds, price) -> float:
 def test_no_other_choice_brings_more_tokens_a_second():
     rng = random.Random(5)
     for _ in range(300):
-        offers = [Offer(rng.uniform(0.05, 0.98), rng.randint(1, 3)) for _ in range(3)]
+        offers = [[rng.uniform(0.05, 0.98) for _ in range(rng.randint(1, 3))] for _ in range(3)]
         seconds, price = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05)
         chosen = draft_lengths(offers, 3, seconds, price, 100)
         best = max(
             rate(counts, offers, 3, seconds, price)
-            for counts in itertools.product(*(range(offer.most + 1) for offer in offers))
+            for counts in itertools.product(*(range(len(offer) + 1) for offer in offers))
         )
         assert rate(chosen, offers, 3, seconds, price) == pytest.approx(best)
 
 
 def test_where_nothing_is_known_of_time_every_draft_is_taken():
-    assert draft_lengths([Offer(0.1, 4), Offer(0.9, 2)], 5, 0.0, 0.0, 100) == [4, 2]
+    assert draft_lengths([[0.1] * 4, [0.9] * 2], 5, 0.0, 0.0, 100) == [4, 2]
 
 
 def test_the_budget_goes_to_the_likeliest():
-    assert draft_lengths([Offer(0.5, 4), Offer(0.9, 4)], 2, 1.0, 0.001, 3) == [0, 3]
+    assert draft_lengths([[0.5] * 4, [0.9] * 4], 2, 1.0, 0.001, 3) == [0, 3]
 
 
 def test_rows_without_a_guess_wait_a_quarter_longer_at_most():
-    sure = [Offer(0.98, 32)]
+    sure = [[0.98] * 32]
     assert draft_lengths(sure, 1, 1.0, 0.1, 100)[0] > 5
     assert draft_lengths(sure, 2, 1.0, 0.1, 100) == [2]
 

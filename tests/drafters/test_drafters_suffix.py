@@ -64,8 +64,15 @@ def test_a_loop_is_guessed_beyond_what_it_has_said():
     assert index.after(found.end, 7) == (3, 1, 2, 3, 1, 2, 3)
 
 
-def ask(drafter, seq_id, tokens, most=8, prompt_tokens=0, scope=""):
-    return drafter.draft(Draftable(seq_id, tokens, most, prompt_tokens, scope))
+def ask_all(drafter, seq_id, tokens, most=8, prompt_tokens=0, scope="", foreseen=()):
+    return drafter.draft(Draftable(seq_id, tokens, most, prompt_tokens, scope, foreseen))
+
+
+def ask(*args, **named):
+    """The one guess, or None."""
+    guesses = ask_all(*args, **named)
+    assert len(guesses) <= 1
+    return guesses[0] if guesses else None
 
 
 def test_a_sequence_goes_on_as_it_did_before():
@@ -89,6 +96,23 @@ def test_more_of_a_match_in_the_sequence_itself_counts_more():
     ask(drafter, "first", [1, 2, 3, 4, 5], scope="mine")
     drafter.forget("first")
     assert ask(drafter, "second", [8, 1, 2, 7, 7, 8, 1, 2], most=1, scope="mine").tokens == (7,)
+
+
+def test_what_is_foreseen_comes_first_and_what_repeats_is_looked_for_behind_it():
+    repeats, new = [5, 6, 7, 8, 9, 1, 5], [5, 6, 7, 8, 9, 1, 2]
+    first, behind = ask_all(SuffixDrafter(), "a", repeats, most=4, foreseen=(6,))
+    assert (first.tokens, first.drafter) == ((6,), "grammar")
+    assert (behind.tokens, behind.drafter, behind.evidence) == ((7, 8, 9), "suffix", 2)
+    assert ask(SuffixDrafter(), "a", repeats, most=1, foreseen=(6, 7)).tokens == (6,)
+    assert ask(SuffixDrafter(), "a", new, foreseen=(3, 4)).tokens == (3, 4)
+
+
+def test_what_was_foreseen_and_did_not_come_is_not_remembered():
+    drafter = SuffixDrafter()
+    ask_all(drafter, "a", [1, 2, 3], foreseen=(4, 5, 6))
+    assert ask(drafter, "a", [1, 2, 3, 7, 4, 5]) is None
+    drafter.forget("a")
+    assert ask(drafter, "b", [4, 5]) is None
 
 
 def test_what_is_kept_is_bounded(monkeypatch):

@@ -22,13 +22,13 @@ class Foreseeing:
         self.asked: list[int] = []
         self.forgotten: list[str] = []
 
-    def draft(self, sequence: Draftable) -> Draft | None:
+    def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
         self.asked.append(sequence.most)
         assert sequence.prompt_tokens == len(PROMPT)
         known = len(sequence.tokens) - len(PROMPT)
         coming = self._bench.expected(PROMPT, known + min(sequence.most, self._count))[known:]
         tokens = coming if self._right else tuple((token + 1) % 8 for token in coming)
-        return Draft(sequence.seq_id, tokens, "foreseeing") if tokens else None
+        return (Draft(sequence.seq_id, tokens, "foreseeing"),) if tokens else ()
 
     def forget(self, seq_id: str) -> None:
         self.forgotten.append(seq_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from copy import copy
 
 import pytest
 import torch
@@ -62,6 +63,14 @@ class Strict:
 
     def closing(self) -> int:
         return next(t for t in range(SHAPE.vocab_size) if self._allowed(t) and t % 5 != len(self.taken) % 5)
+
+    def copy(self):
+        other = copy(self)
+        other.taken = [*self.taken]
+        return other
+
+    def foresee(self, most: int) -> tuple[int, ...]:
+        return (self.closing(), 3, 3)[:most]
 
 
 class Unready(Strict):
@@ -159,6 +168,7 @@ def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
     with pytest.MonkeyPatch.context() as patch:
         if made is Strict:  # so that how many steps there are says nothing of how busy the machine is
             patch.setattr(grammar_masking, "_PATIENCE_SECONDS", 30.0)
+            patch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", 30.0)
             patch.setattr(side_threads, "_LONG_SECONDS", 30.0)
         while scheduler.has_work:
             drafts = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from copy import copy
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def patient(monkeypatch, request):
     """Nobody waits for a form because the machine is busy, except where waiting is what is tried."""
     if "form" not in request.node.name:
         monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
+        monkeypatch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", PATIENCE)
         monkeypatch.setattr(side_threads, "_LONG_SECONDS", PATIENCE)
 
 
@@ -59,6 +61,14 @@ class Listed:
 
     def closing(self) -> int:
         return min(self.allowed - self.refused)
+
+    def copy(self):
+        other = copy(self)
+        other.taken = [*self.taken]
+        return other
+
+    def foresee(self, most: int) -> tuple[int, ...]:
+        return (self.closing(),) * most
 
 
 class Given:

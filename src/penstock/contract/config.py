@@ -180,8 +180,8 @@ class EngineConfig:
     prefix_caching: bool = _option(True, "Reuse the KV of prompts that begin alike.")
     speculate: bool = _option(
         True,
-        "Guess what comes next from what an answer repeats, and compute several tokens in a step where that saves time."
-        " No answer is any different.",
+        "Guess what comes next from what an answer repeats and what its form leaves, and compute several tokens in a"
+        " step where that saves time. No answer is any different.",
     )
     kv_store: str = _option(
         "",

@@ -97,6 +97,7 @@ class Draftable(NamedTuple):
         most: more drafts could not be of use.
         prompt_tokens: how many of `tokens` are the prompt.
         scope: what is known of other sequences may be used for those of the same scope alone: their `cache_salt`.
+        foreseen: what its last row's result said of the tokens that come next.
     """
 
     seq_id: str
@@ -104,6 +105,7 @@ class Draftable(NamedTuple):
     most: int
     prompt_tokens: int = 0
     scope: str = ""
+    foreseen: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +308,7 @@ class RowResult(NamedTuple):
             would have drawn. A row that was planned behind this one waits too.
         restored: of a row with `stored` that came short: how many leading blocks were read, 0 where the model carries
             state. The rest is to be computed.
+        foreseen: of a row that sampled: tokens that its form makes likely to come behind those that it drew; a guess.
     """
 
     slot: int
@@ -315,6 +318,7 @@ class RowResult(NamedTuple):
     failure: str = ""
     waits: bool = False
     restored: int = 0
+    foreseen: tuple[int, ...] = ()
 
 
 class StoreCounts(NamedTuple):

@@ -88,8 +88,12 @@ class Drafter(Protocol):
     Called by the engine's thread between two steps: what it takes, every sequence waits for.
     """
 
-    def draft(self, sequence: Draftable) -> Draft | None:
-        """At most `most` (at least 1) token ids that may follow a sequence; None for no guess."""
+    def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
+        """Guesses of what follows a sequence, each of what stands behind the one before; () for none.
+
+        They have at most `most` token ids (at least 1) together. What is foreseen of the sequence is for the drafter to
+        pass on.
+        """
         ...
 
     def forget(self, seq_id: str) -> None:
@@ -289,6 +293,17 @@ class Matcher(Protocol):
 
     def closing(self) -> int:
         """The next token of a known way to complete the answer; it can always be taken."""
+        ...
+
+    def copy(self) -> Matcher:
+        """The same place, to go on from separately; takes microseconds."""
+        ...
+
+    def foresee(self, most: int) -> tuple[int, ...]:
+        """At most `most` tokens that are likely to come next, because the form leaves hardly a choice; a mere guess.
+
+        No end-of-sequence token is among them. Takes a fraction of a millisecond, and changes nothing.
+        """
         ...
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 __all__ = ["Offer", "draft_lengths"]
 
@@ -18,11 +17,8 @@ _DELAY = 0.25
 and gain nothing."""
 
 
-class Offer(NamedTuple):
-    """A guess: `most` tokens, each right with `chance` if those before it are."""
-
-    chance: float
-    most: int
+Offer = Sequence[float]
+"""A guess: for each token the chance that it is right if those before it are, below 1."""
 
 
 def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: float, budget: int) -> list[int]:
@@ -39,7 +35,7 @@ def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: flo
         budget: most drafts in all.
     """
     counts = [0] * len(offers)
-    likeliest = [(-offer.chance, index) for index, offer in enumerate(offers) if offer.most > 0]
+    likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
     brought, taken = float(rows), seconds
     longest = seconds * (1 + _DELAY) if len(likeliest) < rows else float("inf")
@@ -52,6 +48,6 @@ def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: flo
         budget -= 1
         brought += chance
         taken += price
-        if counts[index] < offers[index].most:
-            heappush(likeliest, (-chance * offers[index].chance, index))
+        if counts[index] < len(offers[index]):
+            heappush(likeliest, (-chance * offers[index][counts[index]], index))
     return counts

@@ -51,7 +51,8 @@ class Drafting:
         for seq in running:
             most = min(self._config.max_num_batched_tokens - 1, seq.limit - len(seq.tokens) - 1, _MOST)
             if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
-                yield Draftable(seq.id, seq.tokens, most, len(seq.request.prompt), seq.request.cache_salt)
+                prompt, salt = len(seq.request.prompt), seq.request.cache_salt
+                yield Draftable(seq.id, seq.tokens, most, prompt, salt, seq.foreseen)
 
     def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
         """Let rows carry drafts, as far as they are worth their time, and budget and blocks are left.
@@ -61,21 +62,24 @@ class Drafting:
 
         Args:
             builder: holds all rows of the plan.
-            drafts: at most one a sequence.
+            drafts: of several for a sequence, each stands behind the one before.
             spare: blocks that must still be available afterwards.
         """
-        guesses = {draft.seq_id: draft for draft in drafts}
+        guesses: dict[str, tuple[Draft, ...]] = {}
+        for draft in drafts:
+            guesses[draft.seq_id] = (*guesses.get(draft.seq_id, ()), draft)
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
         for index, seq in enumerate(builder.seqs):
-            draft = guesses.get(seq.id)
-            if draft is None or not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
+            guess = guesses.get(seq.id)
+            if guess is None or not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
                 continue
-            seq.guess = draft
-            tokens = _before(seq.stop_ids, draft.tokens)
+            seq.guess = guess
+            tokens = _before(seq.stop_ids, [token for draft in guess for token in draft.tokens])
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
-            offers.append(Offer(self._chances.of(seq.judgements, draft), most))
+            chances = [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
+            offers.append(chances[: max(0, most)])
         if not found:
             return
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
@@ -87,19 +91,22 @@ class Drafting:
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 
-    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> DraftsJudged | None:
-        """Learn from what a row drew how good the guess for it was; says so if the row carried drafts.
+    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> list[DraftsJudged]:
+        """Learn from what a row drew how good the guess for it was; says so of each part that the row carried.
 
         To be called before the drawn tokens are appended.
         """
-        guess, seq.guess = seq.guess, None
-        if guess is None:
-            return None
-        tokens = [token.id for token in drawn]
-        self._chances.learn(seq.judgements, guess, tokens)
-        if not row.drafts:
-            return None
-        return DraftsJudged(seq.id, guess.drafter, len(row.drafts), judge(row.drafts, tokens)[0])
+        guess, seq.guess = seq.guess, ()
+        judged: list[DraftsJudged] = []
+        tokens, carried = [token.id for token in drawn], len(row.drafts)
+        for draft in guess:
+            length = len(draft.tokens)
+            self._chances.learn(seq.judgements, draft, tokens)
+            right = judge(draft.tokens, tokens)[0]
+            if carried > 0:
+                judged.append(DraftsJudged(seq.id, draft.drafter, min(carried, length), min(carried, right)))
+            tokens, carried = tokens[length:] if right == length else [], carried - length
+        return judged
 
     def _add_to_row(self, builder: PlanBuilder, index: int, tokens: tuple[int, ...], spare: int) -> None:
         """Let row number `index` carry as many of `tokens` as there are blocks for."""
@@ -112,6 +119,6 @@ class Drafting:
             builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))
 
 
-def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
+def _before(stop_ids: frozenset[int], tokens: Iterable[int]) -> tuple[int, ...]:
     """The tokens in front of the first stop id."""
     return tuple(takewhile(lambda token: token not in stop_ids, tokens))

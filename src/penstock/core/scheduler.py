@@ -252,7 +252,8 @@ class Scheduler:
         """Decide the next step.
 
         Args:
-            drafts: at most one a sequence; whatever cannot be used of them is left out.
+            drafts: of several for a sequence, each stands behind the one before; whatever cannot be used of them is
+                left out.
 
         Raises:
             EngineFault: `config.depth` plans have not been committed.
@@ -478,9 +479,8 @@ class Scheduler:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
         if row.sample:
-            judged = self._drafting.judge(seq, row, result.tokens)
-            if judged is not None:
-                events.append(judged)
+            events += self._drafting.judge(seq, row, result.tokens)
+            seq.foreseen = result.foreseen
             self._take_tokens(seq, result.tokens, len(result.tokens) - (not result.waits), events)
         if result.failure and seq.state is SeqState.RUNNING:
             events.append(self._fail(seq, result.failure))

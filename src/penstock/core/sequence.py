@@ -58,7 +58,8 @@ class Seq:
         announced: whether `Admitted` has been emitted.
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
-        guess: of the tokens that its row in flight draws, whether the row carries them or not.
+        foreseen: what its last row's result said of the tokens that come next.
+        guess: of the tokens that its row in flight draws, whether the row carries them or not; part behind part.
         judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
         sought: whether its blocks were looked for in the store since it waits.
@@ -79,6 +80,7 @@ class Seq:
         "computed",
         "drafted",
         "drawing",
+        "foreseen",
         "guess",
         "id",
         "judgements",
@@ -115,7 +117,8 @@ class Seq:
         self.announced = False
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
-        self.guess: Draft | None = None
+        self.foreseen: tuple[int, ...] = ()
+        self.guess: tuple[Draft, ...] = ()
         self.judgements = Judgements()
         self.charged = 0
         self.sought = False
@@ -234,7 +237,8 @@ class Seq:
         self._slot = -1
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
-        self.guess = None
+        self.foreseen = ()
+        self.guess = ()
         self.branches = ()
         self.sought = False
         self.stored = self.restore_end = self.read = 0

@@ -1,5 +1,7 @@
 """Guesses that a sequence goes on as it did before, or as an earlier answer to the same caller did.
 
+Where something else foresees what comes next (the form of an answer), that comes first, and the guess stands behind it.
+
 No model is needed, and it is right where answers repeat something: an edited file, a summary with quotations, records
 of one form, an agent's turns. What one caller was answered is never a guess for another: a guess that is right makes
 an answer faster, which could be felt. Owned by the engine's thread.
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from penstock.contract.plan import Draft, Draftable
-from penstock.drafters.suffix_index import GRAM, SuffixIndex
+from penstock.drafters.suffix_index import GRAM, LONGEST, SuffixIndex
 
 __all__ = ["SuffixDrafter"]
 
@@ -31,22 +33,36 @@ class SuffixDrafter:
         self._live: dict[str, _LiveSequence] = {}
         self._recent: OrderedDict[str, SuffixIndex] = OrderedDict()  # by scope, the latest last
 
-    def draft(self, sequence: Draftable) -> Draft | None:
-        """What followed the longest repeated end of `sequence`: in itself, or in earlier answers if that is longer."""
+    def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
+        """What is foreseen of the sequence, and behind it what followed the longest repeated end of both.
+
+        That is looked for in the sequence itself, and in earlier answers, where it is used if it is longer there.
+        """
         live = self._live.get(sequence.seq_id)
         if live is None:
             live = self._live[sequence.seq_id] = _LiveSequence(sequence)
         live.follow(sequence)
-        own, index, drafter = live.index.match(live.index.tokens), live.index, "suffix"
+        foreseen, tokens = sequence.foreseen[: sequence.most], live.index.tokens
+        if not foreseen:
+            return self._repeated(sequence, live, tokens, sequence.most)
+        first = Draft(sequence.seq_id, foreseen, "grammar")
+        most = sequence.most - len(foreseen)
+        if not most:
+            return (first,)
+        return (first, *self._repeated(sequence, live, [*tokens[-LONGEST:], *foreseen], most))
+
+    def _repeated(self, sequence: Draftable, live: _LiveSequence, tokens: list[int], most: int) -> tuple[Draft, ...]:
+        """What followed the end of `tokens` before: at most `most` tokens."""
+        own, index, drafter = live.index.match(tokens), live.index, "suffix"
         recent = self._recent.get(sequence.scope)
         if recent is not None:
-            other = recent.match(live.index.tokens)
+            other = recent.match(tokens)
             if other is not None and (own is None or other.length > own.length):
                 own, index, drafter = other, recent, "recent"
         if own is None:
-            return None
-        tokens = index.after(own.end, sequence.most)
-        return Draft(sequence.seq_id, tokens, drafter, own.length) if tokens else None
+            return ()
+        following = index.after(own.end, most)
+        return (Draft(sequence.seq_id, following, drafter, own.length),) if following else ()
 
     def forget(self, seq_id: str) -> None:
         """The sequence has ended: its answer is remembered for its caller. An unknown one is no error."""

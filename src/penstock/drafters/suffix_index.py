@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["GRAM", "Match", "SuffixIndex"]
+__all__ = ["GRAM", "LONGEST", "Match", "SuffixIndex"]
 
 GRAM = 2
 """Tokens in a row that must be the same. Two are the same by chance too, but right more often than not in the answers
@@ -21,7 +21,7 @@ that were looked at, and whoever uses a guess knows how much speaks for it."""
 _PLACES = 16
 """Places that are compared, the latest ones."""
 
-_LONGEST = 64
+LONGEST = 64
 """Of places that agree on so many tokens, the latest is taken."""
 
 
@@ -74,7 +74,7 @@ class SuffixIndex:
             length = self._agreement(tokens, end)
             if best is None or length > best.length:
                 best = Match(end, length)
-                if length >= _LONGEST:
+                if length >= LONGEST:
                     break
             end = self._earlier[end - GRAM]
         return best
@@ -94,7 +94,7 @@ class SuffixIndex:
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
         """How many tokens before `end` equal those before the end of `tokens`, of which `GRAM` are known to."""
         known, length = self.tokens, GRAM
-        most = min(_LONGEST, end, len(tokens))
+        most = min(LONGEST, end, len(tokens))
         while length < most and known[end - length - 1] == tokens[-length - 1]:
             length += 1
         return length

@@ -292,8 +292,7 @@ class Engine:
     def _plan_next(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
         if self._drafter is not None:
-            guesses = map(self._drafter.draft, self.scheduler.draftable())
-            drafts = tuple([draft for draft in guesses if draft is not None])
+            drafts = tuple([draft for one in self.scheduler.draftable() for draft in self._drafter.draft(one)])
         if drafts:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from penstock.contract.plan import Admit, Row
 from penstock.contract.ports import Grammars, Matcher, Thinking, ThinkingBudgets
 from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.guided_row import GuidedRow
-from penstock.exec.sampler import RowSampling, Sampled, ViewRows, sample, score_again
+from penstock.exec.sampler import RowSampling, Sampled, ViewRows, sample, score_again, see_nothing
 from penstock.exec.side_threads import SideThreads
 from penstock.kernels.backend import Choose
 
@@ -37,6 +38,8 @@ __all__ = ["GrammarMasking", "PendingMasks"]
 _MOST_REJECTIONS = 8
 _PATIENCE_SECONDS = 0.05
 """For how long a step may wait for masks, and again for its draws to be taken: all rows together."""
+_MOST_FORESEEN = 16
+"""Tokens of a guess."""
 _SHORT_PATIENCE_SECONDS = 0.005
 """The same where some rows have no form: many times what nearly every mask takes."""
 
@@ -104,6 +107,64 @@ class GrammarMasking:
     def waits(self, slot: int) -> bool:
         """Whether the last draw of the sequence in `slot` waits for its form, and is to be made again."""
         return slot in self._waiting
+
+    def goes_along(self, slot: int) -> bool:
+        """Whether the draws of the sequence in `slot` may be made by `sample_along`."""
+        return slot in self._guided and slot not in self._thinking and self._guided[slot].goes_along
+
+    def sample_along(
+        self,
+        rows: Sequence[Row],
+        logits: Sequence[Tensor],
+        own: Sequence[RowSampling],
+        next_positions: Sequence[int],
+    ) -> tuple[Sampled, list[range]]:
+        """Draws of rows whose forms go along with their drafts, at all their places at once.
+
+        Forms move on past what was drawn, up to the first draw that is no draft.
+
+        Args:
+            rows: that have drafts and use no stage that looks back.
+            logits: for each `[1 + D, V]` float32; not changed.
+            own: how each samples.
+            next_positions: index in its sequence of the first token that each chooses.
+
+        Returns:
+            The draws, and for each row which of them hold, the last one included.
+        """
+        forms = [self._guided[row.slot] for row in rows]
+        width = logits[0].shape[-1]
+        lowered = logits[0].new_empty((sum([len(of) for of in logits]), width))
+        counts: list[int] = []
+        for form, of, row in zip(forms, logits, rows, strict=True):
+            counts.append(1 + form.lower_along(of, lowered[sum(counts) :], row.drafts))
+        lowered = lowered[: sum(counts)]
+        samplings = [each for each, count in zip(own, counts, strict=True) for _ in range(count)]
+        positions = [at + place for at, count in zip(next_positions, counts, strict=True) for place in range(count)]
+        sampled = sample(lowered, samplings, positions, see_nothing, self._choose)
+        firsts = list(accumulate(counts[:-1], initial=0))
+        spans: list[range] = []
+        for row, form, first, count in zip(rows, forms, firsts, counts, strict=True):
+            right = _right(row.drafts[: count - 1], sampled, first)
+            form.arrive(right)
+            spans.append(range(first, first + right + 1))
+        last = [(span[-1], row.slot, form) for span, row, form in zip(spans, rows, forms, strict=True)]
+        self._waiting.difference_update([row.slot for row in rows])
+        drawn = [each for each in last if not sampled.failed[each[0]]]
+        self._settle(drawn, sampled, (lowered, samplings, positions), see_nothing, _SHORT_PATIENCE_SECONDS)
+        for at, slot, _ in last:
+            sampled.failed[at] |= slot in self._broken
+        for each, of, first, count in zip(own, logits, firsts, counts, strict=True):
+            if each.wants_logprob and not each.processed:
+                score_again(sampled, of[:count], samplings, range(first, first + count))
+        return sampled, spans
+
+    def foresee(self, slot: int) -> tuple[int, ...]:
+        """Tokens that are likely to come next in the sequence in `slot`; a guess, () for none."""
+        thinking, form = self._thinking.get(slot), self._guided.get(slot)
+        if thinking is not None and thinking.due is not None:
+            return (thinking.due,)
+        return () if form is None else form.foresee(_MOST_FORESEEN)
 
     def release(self, slot: int) -> None:
         """Forget the sequence in `slot`. What is being done for it is let finish, and not used."""
@@ -181,7 +242,7 @@ class GrammarMasking:
             if not form.mask.done():
                 self._waiting.add(slot)
             elif form.mask.result():
-                form.lower(logits[row])
+                form.lower(logits[row], logits[row])
                 masked.append((row, slot, form))
             else:
                 self._broken.add(slot)
@@ -247,6 +308,14 @@ def _matcher(grammars: Grammars, admit: Admit, grammar: Grammar) -> Matcher | No
     matcher = grammars.matcher(grammar, admit.max_new_tokens)
     followed = all(matcher.take(token) for token in admit.tokens[admit.prompt_tokens :])
     return matcher if followed else None
+
+
+def _right(drafts: Sequence[int], sampled: Sampled, first: int) -> int:
+    """How many of `drafts` were drawn, by the entries from `first` on, before one that was not."""
+    for count, draft in enumerate(drafts):
+        if sampled.failed[first + count] or sampled.tokens[first + count] != draft:
+            return count
+    return len(drafts)
 
 
 def _leave_only(logits: Tensor, token: int) -> None:

@@ -2,14 +2,16 @@
 
 All that may take long happens in side threads, one thing at a time: a matcher is made, or moved on by a search for an
 ending, or asked for its mask. Until it has happened the row waits, and a step that comes later asks again: the answers
-are the same whenever they come. A token that needs no search is taken in the step's own thread.
+are the same whenever they come. A token that needs no search is taken in the step's own thread, and masks are computed
+there once some of them were quick: to another thread and back takes several times as long as most masks do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +25,14 @@ __all__ = ["GuidedRow"]
 
 _LONG_SECONDS = 0.005
 _SLOW_SECONDS = 0.001
-"""Of processor time: in a side thread, and in the step's own."""
+"""Of processor time: in a side thread, and of a token in the step's own."""
+_SLOW_MASK_SECONDS = 0.003
+_QUICK_SECONDS = 0.001
+_PROVEN = 3
+"""Masks in a row that were that quick, after which the next ones are computed in the step's own thread;
+twice as many after one of these took long."""
+
+_Result = TypeVar("_Result")
 
 _BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1  # [256, 8], lowest bit first
 _NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256, 8]
@@ -47,6 +56,9 @@ class GuidedRow:
         self._trying: tuple[int, Future[bool]] | None = None
         self._long = False
         self._slow = False  # once a token that was taken at once took long, for the rest of the answer
+        self._quick = 0  # masks in a row that were
+        self._needed = _PROVEN
+        self._ahead: list[tuple[Matcher, bytes]] = []  # behind each draft that was followed: where, and its mask
         self._of: bytes = b""  # the mask that the bias was made of
         self._bias = np.empty((0, 8), dtype=np.float32)
         self.mask: Future[bool] = self._submit(lambda: self._begin(make))
@@ -56,13 +68,53 @@ class GuidedRow:
         """What is being found out; done already where nothing is."""
         return self.mask if self._trying is None else self._trying[1]
 
-    def lower(self, logits: Tensor) -> None:
-        """Lower the logits `[V]` of what the mask rules out to -inf, in place; once `mask` is true.
+    def lower(self, logits: Tensor, lowered: Tensor) -> None:
+        """Write the logits `[V]` to `lowered`, with -inf for what the mask rules out; once `mask` is true.
 
         A NaN stays one: such a row must fail, and not hide it. Not a `masked_fill_`, which takes twenty times as long.
         """
         bias = torch.from_numpy(self._bias).flatten()[: len(logits)].to(logits.device)
-        torch.minimum(logits, bias, out=logits)
+        torch.minimum(logits, bias, out=lowered)
+
+    @property
+    def goes_along(self) -> bool:
+        """Whether it may be asked to `lower_along` drafts: its mask is known, and all was quick so far."""
+        return self._proven and self._trying is None and not self._refused and self.mask.done() and self.mask.result()
+
+    def lower_along(self, logits: Tensor, lowered: Tensor, drafts: Sequence[int]) -> int:
+        """As `lower`, for the next token's place and those behind each of `drafts`, as far as that is quick.
+
+        Nothing has changed until `arrive`, which must follow.
+
+        Args:
+            logits: `[1 + D, V]`.
+            lowered: `[1 + D, V]`, written.
+            drafts: `D` of them.
+
+        Returns:
+            How many drafts may come, without a search: the places behind these are written too.
+        """
+        began, matcher = time.thread_time(), self._followed()
+        self._ahead = [(matcher, self._of)]
+        self.lower(logits[0], lowered[0])
+        for place, draft in enumerate(drafts, start=1):
+            matcher = matcher.copy()
+            mask = _mask_behind(matcher, draft)
+            if not mask:
+                break
+            self._spread(mask)
+            self.lower(logits[place], lowered[place])
+            self._ahead.append((matcher, mask))
+            if time.thread_time() - began > _SLOW_MASK_SECONDS:
+                self._is_slow()
+                break
+        return len(self._ahead) - 1
+
+    def arrive(self, count: int) -> None:
+        """So many of the drafts were drawn: it stands behind them now."""
+        self._matcher, mask = self._ahead[count]
+        self._spread(mask)
+        self._ahead = []
 
     def take(self, token: int) -> Future[bool]:
         """Whether the matcher has gone on past `token`. Asked for a token again, it does not try again."""
@@ -84,13 +136,37 @@ class GuidedRow:
         self._trying = None
         if taken:
             self._refused.clear()
-            self.mask = self._submit(self._fill)
+            self.mask = _known(self._at_once(self._fill)) if self._proven else self._submit(self._fill)
         else:
             self._refused.add(token)
 
     def closing(self) -> int:
         """See `Matcher`."""
         return self._followed().closing()
+
+    def foresee(self, most: int) -> tuple[int, ...]:
+        """See `Matcher`; nothing where that might take long, or something is being found out."""
+        if not self._proven or self._trying is not None or not (self.mask.done() and self.mask.result()):
+            return ()
+        matcher = self._followed()
+        return self._at_once(lambda: matcher.foresee(most))
+
+    @property
+    def _proven(self) -> bool:
+        """Whether masks and guesses may be computed in the step's own thread."""
+        return self._quick >= self._needed and not self._long
+
+    def _at_once(self, work: Callable[[], _Result]) -> _Result:
+        """Compute something in this thread; if it takes long, the next ones are not computed here."""
+        began = time.thread_time()
+        result = work()
+        if time.thread_time() - began > _SLOW_MASK_SECONDS:
+            self._is_slow()
+        return result
+
+    def _is_slow(self) -> None:
+        self._quick = 0
+        self._needed *= 2
 
     def _submit(self, work: Callable[[], bool]) -> Future[bool]:
         """Have something done; after something long, it is likely to be long too."""
@@ -125,20 +201,34 @@ class GuidedRow:
         return self._matcher is not None and self._fill()
 
     def _fill(self) -> bool:
-        """Compute the mask, as numbers that logits are never above: +inf, or -inf where a token may not come.
-
-        Kept between steps, because most masks are those of the step before: a string goes on.
-        """
+        """Compute the mask."""
+        began = time.thread_time()
         try:
             mask = self._followed().mask()
         except EngineFault:
             return False
+        self._quick = self._quick + 1 if time.thread_time() - began < _QUICK_SECONDS else 0
+        self._spread(mask)
+        return True
+
+    def _spread(self, mask: bytes) -> None:
+        """Let `mask` be numbers that logits are never above: +inf, or -inf where a token may not come.
+
+        Kept between steps, because most masks are those of the step before: a string goes on.
+        """
         if mask != self._of:
             if len(self._bias) != len(mask):
                 self._bias = np.empty((len(mask), 8), dtype=np.float32)
             _NUMBERS.take(np.frombuffer(mask, dtype=np.uint8), axis=0, out=self._bias, mode="clip")
             self._of = mask
-        return True
+
+
+def _mask_behind(matcher: Matcher, token: int) -> bytes:
+    """The mask after `token`; b"" where it may not come, or that would take a search, or the form breaks there."""
+    try:
+        return matcher.mask() if matcher.take_at_once(token) else b""
+    except EngineFault:
+        return b""
 
 
 def _known(result: bool) -> Future[bool]:

@@ -77,7 +77,10 @@ class TorchRunner:
         states: StateStore | None = None,
         embedding_layers: Sequence[EmbeddingLayer] = (),
         keeping: BlockKeeping | None = None,
+        *,
+        foresees: bool = False,
     ) -> None:
+        self._foresees = foresees and states is None  # no drafts are planned where state is carried
         self._states = states
         self._keeping = keeping
         self._embedding_layers = tuple(embedding_layers)
@@ -206,20 +209,29 @@ class TorchRunner:
                 self._held.pop(row.slot, None)  # it waited, and is computed again because it has drafts
         for row in waited if self._states is not None else ():
             self._states.keep(row)
-        drawn = _Drawn(defaultdict(list), {}, {})
+        drawn = _Drawn(defaultdict(list), {}, {}, {})
         if sampling:
             hidden = torch.cat(draws_from) if waited else draws_from[0]
             self._draw(sampling, self._model.logits(hidden), pending, drawn)  # of [S, V]
             for slot, place in drawn.waiting.items():
                 self._held[slot] = hidden[place].clone()
                 self._slots.put_off_draw(slot)
+            if self._foresees:
+                self._foresee(sampling, drawn)
         return _results(rows, drawn, prompts, vectors)
+
+    def _foresee(self, rows: Sequence[Row], drawn: _Drawn) -> None:
+        """Note what the forms of `rows` make likely to come next."""
+        for row in rows:
+            if row.slot not in drawn.waiting and row.slot not in drawn.failures:
+                drawn.foreseen[row.slot] = self._masking.foresee(row.slot)
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None, drawn: _Drawn) -> None:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
         One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
-        has then seen exactly the tokens before it. Rows that depend on nothing of that kind draw at all places at once.
+        has then seen exactly the tokens before it. Rows that depend on nothing of that kind draw at all places at once,
+        and so do those whose forms go along with their drafts.
 
         Args:
             rows: at least one; all sample.
@@ -233,11 +245,14 @@ class TorchRunner:
             free = [at for at, row in enumerate(rows) if row.drafts and self._draws_freely(row, watched)]
             if free:
                 self._draw_at_once([rows[at] for at in free], [places[at] for at in free], logits, drawn)
-                others = [at for at in range(len(rows)) if at not in set(free)]
-                if not others:
-                    return
-                going, places = [rows[at] for at in others], [places[at] for at in others]
-                pending = self._masking.begin(going)
+            along = [at for at, row in enumerate(rows) if row.drafts and self._draws_along(row)]
+            further = self._draw_along([(rows[at], places[at]) for at in along], logits, drawn)
+            done = {*free, *along}
+            further += [(rows[at], places[at]) for at in range(len(rows)) if at not in done]
+            if not further:
+                return
+            going, places = [row for row, _ in further], [place for _, place in further]
+            pending = self._masking.begin(going)
         while True:
             here = logits if len(places) == logits.shape[0] else logits[places]
             sampled = self._draw_once(going, here, pending)
@@ -272,6 +287,33 @@ class TorchRunner:
             while self._keep(row, drawn, sampled, at):
                 at += 1
             first += count
+
+    def _draws_along(self, row: Row) -> bool:
+        """Whether the draws of a row depend on their places and on a form alone that can go along with its drafts."""
+        return not self._slots.sampling(row.slot).row_stages and self._masking.goes_along(row.slot)
+
+    def _draw_along(self, rows: Sequence[tuple[Row, int]], logits: Tensor, drawn: _Drawn) -> list[tuple[Row, int]]:
+        """Draw at every place of rows whose forms go along with their drafts; who is to go on from which place.
+
+        Args:
+            rows: each with its first place.
+            logits: as for `_draw`.
+            drawn: what comes of it is added here.
+        """
+        if not rows:
+            return []
+        own, next_positions = self._slots.next_draws([row for row, _ in rows])
+        of = [logits[place : place + 1 + len(row.drafts)] for row, place in rows]
+        sampled, spans = self._masking.sample_along([row for row, _ in rows], of, own, next_positions)
+        further: list[tuple[Row, int]] = []
+        for (row, place), span in zip(rows, spans, strict=True):
+            for at in span[:-1]:
+                self._keep(row, drawn, sampled, at)
+            if self._masking.waits(row.slot):
+                drawn.waiting[row.slot] = place + len(span) - 1
+            elif self._keep(row, drawn, sampled, span[-1]):
+                further.append((row, place + len(span)))
+        return further
 
     def _draw_once(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> Sampled:
         """One token of each row, from `logits` `[R, V]`."""
@@ -316,11 +358,13 @@ class _Drawn(NamedTuple):
         tokens: in order of position.
         failures: why the last draw failed.
         waiting: the place in the logits that a draw waits at.
+        foreseen: what is likely to come next, where anything is.
     """
 
     tokens: defaultdict[int, list[SampledToken]]
     failures: dict[int, str]
     waiting: dict[int, int]
+    foreseen: dict[int, tuple[int, ...]]
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
@@ -344,7 +388,9 @@ def _results(
         if row.sample:
             failure = drawn.failures.get(slot, "")
             waits = slot in drawn.waiting
-            results.append(RowResult(slot, tuple(drawn.tokens[slot]), prompts.get(slot), None, failure, waits))
+            foreseen = drawn.foreseen.get(slot, ())
+            tokens = tuple(drawn.tokens[slot])
+            results.append(RowResult(slot, tokens, prompts.get(slot), None, failure, waits, foreseen=foreseen))
         elif slot in vectors:
             vector = vectors[slot]
             results.append(RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE))

@@ -98,23 +98,24 @@ class Closer:
         return self._json(matcher.deep_copy(), place.copy())
 
     def endings(
-        self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, written: int, like: bytes = b""
+        self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, text: bytes, like: bytes = b""
     ) -> Iterator[Ending]:
         """Endings to try, the cheapest to find first: most of what is written changes little of an ending.
 
-        One was `known` `written` bytes ago; `like` is another document of the grammar: what it opens, it closes. The
-        `matcher` is left as it is.
+        One was `known` before `text` was written; `like` is another document of the grammar: what it opens, it closes.
+        The `matcher` is left as it is.
         """
-        yield from self.kept(place, known, written)
-        for model, start in ((known.text, written), (like, 0)):
-            for text in self._near(matcher, place, model, start):
-                yield Ending.spelled(text, self._speller)
+        yield from self.kept(place, known, text)
+        for model, start in ((known.text, len(text)), (like, 0)):
+            for near in self._near(matcher, place, model, start):
+                yield Ending.spelled(near, self._speller)
         found = self.ending(matcher, place)
         if found is not None:
             yield Ending.spelled(found, self._speller)
 
-    def kept(self, place: JsonPlace | None, known: Ending, written: int) -> Iterator[Ending]:
+    def kept(self, place: JsonPlace | None, known: Ending, text: bytes) -> Iterator[Ending]:
         """Those of `endings` that need no search."""
+        written = len(text)
         goes_on = place is not None and place.inside and known.text.startswith(b'"')  # a string
         if goes_on:
             yield known
@@ -122,6 +123,9 @@ class Closer:
             yield known.after(written, self._speller)
         if not goes_on:  # nothing was opened
             yield known
+        bare = written - text.count(b" ")
+        if place is not None and 0 < bare < written and bare <= len(known.text):  # JSON has spaces between its marks
+            yield known.after(bare, self._speller)
 
     def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
         """Texts that complete the document and end as `model` does.

@@ -21,6 +21,8 @@ from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
 from penstock.grammar.ending import Ending
+from penstock.grammar.forced_spelling import Encode, ForcedSpelling
+from penstock.grammar.foresight import Foresight
 from penstock.grammar.hints import hints_of
 from penstock.grammar.matcher import GuidedMatcher
 from penstock.grammar.verdict import Verdict
@@ -58,11 +60,18 @@ class GrammarLibrary:
         cache_bytes: most memory for compiled grammars, as the compiling process measured it.
         compiles: whether matchers are made here, and not in another process: then what passes `check` is compiled for
             them. To prepare a vocabulary for that takes up to a second, in which no other thread of Python runs.
+        encode: the tokens that text is likely to be spelled in, for guesses; None spells it by longest match.
     """
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], cache_bytes: int = CACHE_BYTES, *, compiles: bool = True
+        self,
+        vocabulary: Callable[[], Vocabulary],
+        cache_bytes: int = CACHE_BYTES,
+        *,
+        compiles: bool = True,
+        encode: Encode | None = None,
     ) -> None:
+        self._encode = encode
         self._vocabulary = vocabulary
         self._compiles = compiles
         self._cache_bytes = cache_bytes
@@ -126,7 +135,8 @@ class GrammarLibrary:
         start = Ending.of(grammar.ending or (), speller)
         fresh = self._compile(grammar, grammar.size)
         closer = Closer(speller, SEARCHES, hints_of(grammar))
-        return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens)
+        foresight = Foresight(ForcedSpelling(speller, self._encode))
+        return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens, foresight)
 
     def prepare(self) -> None:
         """Do now what the first matcher would have to wait for; nothing where the vocabulary knows no grammars."""

@@ -110,7 +110,7 @@ class ShortestSearch:
         place = None if before.place is None else before.place.copy()
         if place is not None:
             place.read(text)
-        endings = closer.endings(matcher, place, before.ending, len(text))
+        endings = closer.endings(matcher, place, before.ending, text)
         ending = next((one for one in endings if self._speller.completes(matcher, one.ids)), None)
         return _State(matcher, (*before.ids, id_), outline, place, ending or before.ending, mask, ending is not None)
 
