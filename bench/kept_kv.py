@@ -2,6 +2,7 @@
 
     python bench/kept_kv.py first-token --rounds 3 --json bench/results/FILE.json
     python bench/kept_kv.py steps --rounds 5 --json bench/results/FILE.json
+    python bench/kept_kv.py turns --rounds 5 --json bench/results/FILE.json
 
 `first-token`: a server with an empty store gets a prompt and is asked for one token (`cold`), once more (`memory`);
 when its blocks are in files it is killed (SIGKILL), and another one is asked (`restart`). It is killed too, the files
@@ -11,11 +12,17 @@ are put out of the system's page cache, and a third one is asked (`disk`). A sho
 that step number n computes the same in all of them; of each the best of all rounds is taken, with and without, and what
 is compared is these, in steps that read prompts and in steps that decode. `noise` compares the rounds without a store
 with each other, every other one with the rest.
+
+`turns`: in one process, the thread that writes may work for some steps and has to wait for as many, in turns; there is
+always something to write. So whatever else a machine does in a minute meets both alike. What is compared is the time
+from one step's begin to the next one's, by the mean of the middle nine tenths, with the bounds between which 95 of 100
+samples of turns lie (bootstrap). `noise` compares turns in which it waits with each other, every other with the rest.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -25,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,14 +42,18 @@ from typing import Any
 from peers.llama_server import Served, post, wait_until_ready
 from penstock.bench.machine import load_average, provenance
 from penstock.contract.errors import EngineFault
+from penstock.contract.plan import StepPlan, StepResult
 from penstock.store import folders
 from penstock.store.folders import block_files
 
-__all__ = ["main", "measure_first_token", "measure_steps"]
+__all__ = ["main", "measure_first_token", "measure_steps", "measure_turns"]
 
 _SETTLED_SECONDS = 120.0
 _STREAMS, _PROMPT, _NEW = 4, 384, 320
 """Of the load whose steps are measured."""
+
+_TURN = 8
+"""Steps in which the thread that writes may work, or has to wait."""
 
 _WARM = 32
 """Steps of each of two requests before it."""
@@ -177,10 +189,76 @@ def _best(runs: list[list[tuple[int, float]]]) -> list[float]:
     return [min(run[at][1] for run in runs) for at in range(len(runs[0]))]
 
 
+def measure_turns(model: str, rounds: int) -> dict[str, Any]:
+    """Steps of prompts and of decoding, while blocks are written and while they are not, in turns."""
+    import torch  # noqa: F401 - before the library, whose start is not measured
+
+    from penstock import LLM, SamplingParams
+    from penstock.exec.runner import TorchRunner
+    from penstock.store import writer
+
+    may_write, begins = threading.Event(), []
+    run = TorchRunner.run
+
+    def noted(runner: TorchRunner, plan: StepPlan) -> StepResult:
+        begins.append((time.perf_counter(), plan.num_tokens, may_write.is_set()))
+        if len(begins) % _TURN == 0:
+            (may_write.clear if may_write.is_set() else may_write.set)()
+        return run(runner, plan)
+
+    TorchRunner.run = noted  # type: ignore[method-assign]
+    writer.give_way = may_write.wait  # type: ignore[assignment]
+    rng = random.Random(1)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"kv_store": folder, "kv_cache_memory": "512MiB", "speculate": False}
+        with LLM(model, **options) as llm:
+            for _ in range(rounds):
+                prompts = [[rng.randrange(100, 30_000) for _ in range(4 * _PROMPT)] for _ in range(_STREAMS)]
+                params = SamplingParams(max_tokens=_NEW, temperature=0, ignore_eos=True)
+                llm.generate([{"prompt_token_ids": each} for each in prompts], params, use_tqdm=False)
+            may_write.set()
+        written = len(_files(Path(folder)))
+    found: dict[str, Any] = {"blocks_written": written}
+    for kind, decodes in (("prompts", False), ("decoding", True)):
+        turns: dict[bool, list[list[float]]] = {True: [], False: []}
+        for first in range(_TURN, len(begins) - _TURN, _TURN):
+            turn = begins[first : first + _TURN + 1]
+            if all((count <= _STREAMS) is decodes for _, count, _ in turn):
+                steps = [later[0] - each[0] for each, later in itertools.pairwise(turn[1:-1])]
+                turns[turn[1][2]].append(steps)
+        found[kind] = _compare_turns(turns)
+    return found
+
+
+def _compare_turns(turns: dict[bool, list[list[float]]]) -> dict[str, Any]:
+    """How many times as long steps take while blocks are written."""
+    rng = random.Random(2)
+    ratio = _middle_mean(turns[True]) / _middle_mean(turns[False])
+    drawn = sorted(
+        _middle_mean(rng.choices(turns[True], k=len(turns[True])))
+        / _middle_mean(rng.choices(turns[False], k=len(turns[False])))
+        for _ in range(1000)
+    )
+    waiting = turns[False]
+    return {
+        "turns": {"writing": len(turns[True]), "waiting": len(waiting)},
+        "step_seconds": {"writing": _middle_mean(turns[True]), "waiting": _middle_mean(waiting)},
+        "writing_over_waiting": ratio,
+        "between": [drawn[25], drawn[-26]],
+        "noise": _middle_mean(waiting[::2]) / _middle_mean(waiting[1::2]),
+    }
+
+
+def _middle_mean(turns: list[list[float]]) -> float:
+    steps = sorted(itertools.chain.from_iterable(turns))
+    cut = len(steps) // 20
+    return statistics.mean(steps[cut : len(steps) - cut])
+
+
 def main() -> None:
     """Measure, print and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["first-token", "steps"])
+    parser.add_argument("what", choices=["first-token", "steps", "turns"])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, default=4000, help="of the prompt (default: 4000)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
@@ -193,6 +271,9 @@ def main() -> None:
             middle = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
             found: dict[str, Any] = {"tokens": options.tokens, "seconds": middle, "rounds": rounds}
             print(", ".join(f"{key} {value:.3f} s" for key, value in middle.items()))
+        elif options.what == "turns":
+            found = measure_turns(options.model, options.rounds)
+            print(json.dumps(found, indent=1))
         else:
             found = _compare_steps(options.model, options.rounds)
             print(json.dumps({key: value for key, value in found.items() if key != "runs"}, indent=1))

@@ -152,6 +152,30 @@ def test_tenants_do_not_find_what_others_computed(tmp_path):
         assert ask(url, cache_salt="one") == (choices, 384)
 
 
+def test_a_stored_response_is_continued_after_a_kill_and_its_conversation_is_read(tmp_path):
+    """The journal has the text, the store has what was computed of it: the next turn computes its own tokens alone."""
+    journal, root = tmp_path / "journal", tmp_path / "kept"
+    asked = {"temperature": 0, "max_output_tokens": 24}
+    story = " ".join(f"The keeper of lighthouse {number} wrote a letter." for number in range(40))
+    with server(root, "--journal", str(journal), killed=True) as url:
+        first = httpx.post(f"{url}/v1/responses", json={"input": story, **asked}, timeout=PATIENCE).json()
+        used = first["usage"]
+        assert used["input_tokens_details"]["cached_tokens"] == 0
+        wait_until(lambda: len(kept(root)) >= (used["total_tokens"] - 1) // 16)
+        turn = {"input": "Who wrote?", "previous_response_id": first["id"], **asked}
+        unbroken = httpx.post(f"{url}/v1/responses", json=turn, timeout=PATIENCE).json()
+    with server(root, "--journal", str(journal), killed=False) as url:
+        second = httpx.post(f"{url}/v1/responses", json=turn, timeout=PATIENCE).json()
+        cached = second["usage"]["input_tokens_details"]["cached_tokens"]
+        assert cached >= used["input_tokens"] // 16 * 16, (
+            "all of the first prompt, and of its answer what is rendered alike"
+        )
+        assert second["usage"]["input_tokens"] - cached < 64, "what is new is all that is computed"
+        assert metric(url, "vllm:external_prefix_cache_hits_total") == cached
+    assert second["output"][0]["content"] == unbroken["output"][0]["content"]
+    assert second["usage"]["output_tokens"] == unbroken["usage"]["output_tokens"]
+
+
 @pytest.fixture
 def cache_dir(tmp_path) -> Path:
     """A user's cache directory of its own, with the models of the real one."""

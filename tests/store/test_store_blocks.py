@@ -19,8 +19,7 @@ from penstock.store import BlockStore, clear, folders, open_folder
 from penstock.store.folders import block_files
 
 HARNESS = Path(__file__).parent / "store_harness.py"
-KILLS = int(os.environ.get("PENSTOCK_STORE_KILLS", "20"))
-"""200 in deep runs."""
+KILLS = [pytest.param(20, id="20"), pytest.param(200, id="200", marks=pytest.mark.deep)]
 
 
 def test_what_is_written_is_found_and_read(tmp_path):
@@ -112,11 +111,12 @@ def test_what_is_cut_or_added_is_a_miss(tmp_path_factory, data):
     assert store.read(save_of(1).key) == body_of(1, 64)
 
 
-def test_kills_while_writing_leave_whole_blocks_and_others_none(tmp_path):
+@pytest.mark.parametrize("kills", KILLS)
+def test_kills_while_writing_leave_whole_blocks_and_others_none(kills, tmp_path):
     """Whoever looks meanwhile, and afterwards, finds a block as it was written or not at all."""
     size, rng = 400_000, random.Random(2)
     store, wrong, right = open_store(tmp_path, block_bytes=size), 0, 0
-    for kill in range(KILLS):
+    for kill in range(kills):
         first = 1000 * kill
         writer = subprocess.Popen(
             [sys.executable, str(HARNESS), str(tmp_path), str(first), str(size)], stdout=subprocess.PIPE
@@ -134,7 +134,7 @@ def test_kills_while_writing_leave_whole_blocks_and_others_none(tmp_path):
         for entry in block_files(store.folder.path):
             os.unlink(entry.path)
     assert wrong == store.damaged == 0
-    assert right > KILLS / 2
+    assert right > kills / 2
 
 
 def test_a_disk_that_takes_no_more_leaves_nothing_behind(tmp_path):

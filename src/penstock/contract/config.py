@@ -321,6 +321,12 @@ class ServerConfig:
         "Ignore fields that are unknown or not supported instead of refusing them, and list them in the answer's"
         " x-ignored-params header.",
     )
+    normalize_prompts: bool = _option(
+        False,
+        "Drop or move lines at the front of a system prompt that change from request to request (a billing header,"
+        " today's date, a request's id), so that prompts that are otherwise alike begin alike; the answer's"
+        " x-normalized header says what was done.",
+    )
     request_timeout: float = _option(
         DEFAULT_SERVER_LIMITS.request_seconds, "Seconds after which a request ends with an error; 0 for never."
     )

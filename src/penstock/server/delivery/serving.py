@@ -1,7 +1,7 @@
 """What every endpoint is given: the engine, what it says of itself, the limits, and how a request's body is read.
 
 Decides how a body becomes a `ParsedRequest` on behalf of a caller: parsed (with `--compat`, after taking out what would
-be refused), then bound to the caller's key and timeout.
+be refused; with `--normalize-prompts`, with what changes at its end), then bound to the caller's key and timeout.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
+from penstock.contract.request import ChatPrompt, EngineRequest
+from penstock.server.delivery.changing_lines import normalized
 from penstock.server.delivery.deliveries import Delivery
 from penstock.server.delivery.engine_response import EngineResponse
 from penstock.server.delivery.event_ids import END
@@ -30,7 +32,7 @@ from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access
 from penstock.server.http.body import read_json
 from penstock.server.http.caller import Caller, caller_of
-from penstock.server.http.compat import parse_leniently
+from penstock.server.http.compat import EXTRA_HEADERS, parse_leniently
 from penstock.server.http.own_timeout import own_timeout
 
 __all__ = ["Parse", "Serving", "bound"]
@@ -111,12 +113,29 @@ class Serving:
     def bind(self, parsed: ParsedRequest, http_request: Request) -> ParsedRequest:
         """The same on its caller's behalf: by whose key, which gives it a tenant and a prefix cache, and for how long.
 
+        What is done to its prompts is left for the answer's headers.
+
         Raises:
             InvalidParameter: the caller's own timeout is none.
         """
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)
+        parsed, done = self.normalize(parsed)
+        if done:
+            http_request.scope.setdefault(EXTRA_HEADERS, {})["x-normalized"] = ", ".join(done)
         return bound(parsed, caller, seconds)
+
+    def normalize(self, parsed: ParsedRequest) -> tuple[ParsedRequest, tuple[str, ...]]:
+        """The same with conversations that begin alike beginning alike, where that is wanted, and what was done."""
+        if not self.access.normalize_prompts:
+            return parsed, ()
+        requests: list[EngineRequest] = []
+        done: dict[str, None] = {}  # in order, each once
+        for each in parsed.requests:
+            prompt, of_it = normalized(each.prompt) if isinstance(each.prompt, ChatPrompt) else (each.prompt, ())
+            requests.append(replace(each, prompt=prompt))
+            done |= dict.fromkeys(of_it)
+        return replace(parsed, requests=tuple(requests)), tuple(done)
 
     def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
         """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""

@@ -60,6 +60,7 @@ class Access:
         probe_hosts: the same on the port for probes.
         origins: origins of web pages that may call; `*` for any.
         compat: whether unsupported fields are taken out and listed rather than refused.
+        normalize_prompts: whether lines that change are taken out of the front of system prompts.
         request_seconds: how long a request may take; 0 for any time.
     """
 
@@ -68,6 +69,7 @@ class Access:
     probe_hosts: frozenset[str] = LOOPBACK_NAMES
     origins: frozenset[str] = frozenset()
     compat: bool = False
+    normalize_prompts: bool = False
     request_seconds: float = DEFAULT_SERVER_LIMITS.request_seconds
     limits: ServerLimits = field(default=DEFAULT_SERVER_LIMITS)
 
@@ -93,6 +95,7 @@ def open_access(config: ServerConfig, environ: Mapping[str, str]) -> Access:
         probe_hosts=_hosts(config.probe_host, asked if is_loopback(config.probe_host) else frozenset()),
         origins=frozenset(_items(config.cors_origins)),
         compat=config.compat,
+        normalize_prompts=config.normalize_prompts,
         request_seconds=config.request_timeout,
     )
 

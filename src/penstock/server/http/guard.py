@@ -32,7 +32,7 @@ CORS_HEADERS = (
     "authorization, content-type, idempotency-key, last-event-id, x-api-key, x-request-id, x-request-timeout,"
     " anthropic-version"
 )
-CORS_EXPOSED = "x-request-id, x-ignored-params, retry-after"
+CORS_EXPOSED = "x-request-id, x-ignored-params, x-normalized, retry-after"
 PREFLIGHT_SECONDS = "600"
 
 

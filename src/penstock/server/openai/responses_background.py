@@ -147,7 +147,7 @@ class BackgroundResponses:
         wanted = parse_response(asked.body, stored.id, serving.card, serving.limits, lambda _: before)
         requests = tuple(map(with_seed, wanted.parsed.requests))
         parsed = replace(wanted.parsed, requests=requests, created=stored.body["created_at"])
-        return replace(wanted, parsed=bound(parsed, caller))
+        return replace(wanted, parsed=bound(self._serving.normalize(parsed)[0], caller))
 
     def _caller(self, tenant: str) -> Caller | None:
         """Who has this name now."""

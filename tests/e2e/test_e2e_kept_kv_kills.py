@@ -1,0 +1,61 @@
+"""Processes that keep blocks are killed while they write: whatever the next one finds, its answers are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import killed_writer
+import pytest
+from served import PATIENCE
+from tiny_checkpoints import VARIANTS, write_lettered
+
+from needs import COMPILED
+from penstock import LLM
+from penstock.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
+
+KILLS = [pytest.param(8, id="8"), pytest.param(200, id="200", marks=pytest.mark.deep)]
+
+
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_kills_while_writing_change_no_answer(family, kills, tmp_path):
+    """With a model that carries state, and one that does not."""
+    model = write_lettered(tmp_path / "model", family, next(iter(VARIANTS[family])))
+    with LLM(str(model), **killed_writer.OPTIONS) as llm:
+        right = [killed_writer.answer(llm, number)[0] for number in range(killed_writer.PROMPTS)]
+    rng, answers, cached, wrong = random.Random(kills), 0, 0, []
+    with subprocess.Popen(
+        [sys.executable, str(Path(killed_writer.__file__)), str(model), str(tmp_path / "kept")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        for seed in range(kills):
+            writer.stdin.write(b"%d\n" % seed)
+            writer.stdin.flush()
+            (begun, pid) = json.loads(writer.stdout.readline())
+            assert begun == "begun", "no process ends by itself"
+            time.sleep(rng.uniform(0.0, 0.3))
+            os.kill(pid, signal.SIGKILL)
+            while True:
+                assert select.select([writer.stdout], [], [], PATIENCE)[0]
+                number, said, *of_cache = json.loads(writer.stdout.readline())
+                if number == "dead":
+                    assert said == signal.SIGKILL
+                    break
+                answers += 1
+                cached += of_cache[0] > 0
+                wrong += [(seed, number)] if said != right[number] else []
+        writer.stdin.close()
+    assert wrong == []
+    assert answers > kills / 2
+    assert cached > answers / 4, "most were read, from what processes left that were killed"
