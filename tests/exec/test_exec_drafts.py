@@ -159,6 +159,7 @@ def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
     with pytest.MonkeyPatch.context() as patch:
         if made is Strict:  # so that how many steps there are says nothing of how busy the machine is
             patch.setattr(grammar_masking, "_PATIENCE_SECONDS", 30.0)
+            patch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", 30.0)
             patch.setattr(side_threads, "_LONG_SECONDS", 30.0)
         while scheduler.has_work:
             drafts = []

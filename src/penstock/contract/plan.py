@@ -24,6 +24,7 @@ __all__ = [
     "Checkpoint",
     "Draft",
     "Draftable",
+    "GuessWork",
     "PromptScores",
     "Row",
     "RowResult",
@@ -166,6 +167,10 @@ class Row:
         checkpoints: where to keep recurrent state on the way, in order of position, each after `start` and at most
             `start + count`; () where the model carries none.
         stored: keys of the blocks that are read instead of computed; () in all rows that compute.
+        follow: positions that the draft model may compute to catch up with this sequence, after the row has drawn; 0 in
+            a row that does not sample, and where there is no draft model.
+        guesses: tokens that the draft model then guesses behind the last one drawn, if it has caught up. The blocks
+            that it needs for that are the sequence's.
     """
 
     slot: int
@@ -176,6 +181,8 @@ class Row:
     drafts: tuple[int, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     stored: tuple[bytes, ...] = ()
+    follow: int = 0
+    guesses: int = 0
 
 
 class StallReason(StrEnum):
@@ -296,6 +303,8 @@ class RowResult(NamedTuple):
             last known position then counts as not computed, and the next row starts there: it draws what this one
             would have drawn. A row that was planned behind this one waits too.
         restored: of a row with `stored` that came short: how many leading blocks were read. The rest is to be computed.
+        guess: what the draft model takes to come next, behind the last token drawn; at most as many as were wanted.
+        lag: known positions that the draft model has not computed; -1 where nobody said.
     """
 
     slot: int
@@ -305,6 +314,22 @@ class RowResult(NamedTuple):
     failure: str = ""
     waits: bool = False
     restored: int = 0
+    guess: tuple[int, ...] = ()
+    lag: int = -1
+
+
+class GuessWork(NamedTuple):
+    """What the draft model did in a step.
+
+    Attributes:
+        seconds: how long it took.
+        passes: through the model, one after the other.
+        positions: that they computed, all together.
+    """
+
+    seconds: float
+    passes: int
+    positions: int
 
 
 class StoreCounts(NamedTuple):
@@ -338,6 +363,7 @@ class StepResult:
         seconds: how long the step took, by the runner's clock. Time is data here: the core never reads a clock.
         restoring: seconds of these that reading stored blocks took.
         store: how saving goes; None where nothing has changed since the last result.
+        guessing: what the draft model did, within `seconds`; None where it did nothing.
     """
 
     step: int
@@ -345,6 +371,7 @@ class StepResult:
     seconds: float = 0.0
     restoring: float = 0.0
     store: StoreCounts | None = None
+    guessing: GuessWork | None = None
 
     @property
     def num_tokens(self) -> int:

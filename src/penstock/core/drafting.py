@@ -15,6 +15,7 @@ from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
 from penstock.core.draft_chances import DraftChances, judge
 from penstock.core.draft_lengths import Offer, draft_lengths
+from penstock.core.guessing import Guessing
 from penstock.core.sequence import Seq
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
@@ -32,15 +33,19 @@ class Drafting:
         config: says how much a step computes at most, and whether drafts are weighed.
         pool: whose blocks drafted positions take.
         times: what steps take.
+
+    Attributes:
+        guessing: what the draft model is to do; None where there is none.
     """
 
-    __slots__ = ("_chances", "_config", "_pool", "_times")
+    __slots__ = ("_chances", "_config", "_pool", "_times", "guessing")
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes) -> None:
         self._config = config
         self._pool = pool
         self._times = times
         self._chances = DraftChances()
+        self.guessing = Guessing(config, pool, times, self._chances) if config.draft_context else None
 
     def draftable(self, running: Iterable[Seq]) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts: they decode, and their last token is known.
@@ -56,28 +61,57 @@ class Drafting:
     def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
         """Let rows carry drafts, as far as they are worth their time, and budget and blocks are left.
 
-        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
-        not know how to go on past its end.
+        Of two guesses for a sequence the one that is likely to bring more is taken. Nothing is drafted from a stop id
+        on: what follows it is never wanted, and who watches a row (a grammar) need not know how to go on past its end.
 
         Args:
             builder: holds all rows of the plan.
-            drafts: at most one a sequence.
+            drafts: at most one a sequence, beside what the draft model offered.
             spare: blocks that must still be available afterwards.
         """
         guesses = {draft.seq_id: draft for draft in drafts}
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
         for index, seq in enumerate(builder.seqs):
-            draft = guesses.get(seq.id)
-            if draft is None or not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
+            if not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
                 continue
-            seq.guess = draft
-            tokens = _before(seq.stop_ids, draft.tokens)
+            given, seq.offer, offer = guesses.get(seq.id), None, seq.offer
+            if given is None and offer is None:
+                continue
+            seq.guesses = self._ranked(seq, given, offer)
+            tokens = _before(seq.stop_ids, seq.guesses[0].tokens)
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
-            offers.append(Offer(self._chances.of(seq.judgements, draft), most))
-        if not found:
-            return
+            offers.append(Offer(self._chances.of(seq.judgements, seq.guesses[0]), most))
+        if found:
+            self._add_found(builder, found, offers, spare)
+        if self.guessing is not None and builder.draft_budget > 0:
+            self.guessing.add(builder, spare)
+
+    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> DraftsJudged | None:
+        """Learn from what a row drew how good the guesses for it were; says so if the row carried drafts.
+
+        To be called before the drawn tokens are appended.
+        """
+        guesses, seq.guesses = seq.guesses, ()
+        tokens = [token.id for token in drawn]
+        for guess in guesses:
+            self._chances.learn(seq.judgements, guess, tokens)
+        if not row.drafts:
+            return None
+        return DraftsJudged(seq.id, guesses[0].drafter, len(row.drafts), judge(row.drafts, tokens)[0])
+
+    def _ranked(self, seq: Seq, given: Draft | None, offer: Draft | None) -> tuple[Draft, ...]:
+        """The guesses for a sequence, of which there is at least one, the better one first."""
+        if given is None or offer is None:
+            return tuple(filter(None, (given, offer)))
+        brings = [_right(self._chances.of(seq.judgements, one), len(one.tokens)) for one in (given, offer)]
+        return (given, offer) if brings[0] >= brings[1] else (offer, given)
+
+    def _add_found(
+        self, builder: PlanBuilder, found: Sequence[tuple[int, tuple[int, ...]]], offers: Sequence[Offer], spare: int
+    ) -> None:
+        """Let rows carry what was `found` for them, by their number, as far as that is worth its time."""
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
         drawing = [row.sample for row in builder.rows].count(True)
         seconds = price = 0.0
@@ -86,20 +120,6 @@ class Drafting:
         counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
-
-    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> DraftsJudged | None:
-        """Learn from what a row drew how good the guess for it was; says so if the row carried drafts.
-
-        To be called before the drawn tokens are appended.
-        """
-        guess, seq.guess = seq.guess, None
-        if guess is None:
-            return None
-        tokens = [token.id for token in drawn]
-        self._chances.learn(seq.judgements, guess, tokens)
-        if not row.drafts:
-            return None
-        return DraftsJudged(seq.id, guess.drafter, len(row.drafts), judge(row.drafts, tokens)[0])
 
     def _add_to_row(self, builder: PlanBuilder, index: int, tokens: tuple[int, ...], spare: int) -> None:
         """Let row number `index` carry as many of `tokens` as there are blocks for."""
@@ -115,3 +135,8 @@ class Drafting:
 def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens in front of the first stop id."""
     return tuple(takewhile(lambda token: token not in stop_ids, tokens))
+
+
+def _right(chance: float, count: int) -> float:
+    """How many of so many guessed tokens are likely to be right."""
+    return sum([chance**length for length in range(1, count + 1)])

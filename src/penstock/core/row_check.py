@@ -21,6 +21,8 @@ def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
     completes = request.embedding is not None and row.start + row.count == len(request.prompt)
     if result is None:
         return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
+    if len(result.guess) > row.guesses:
+        return f"{len(result.guess)} tokens were guessed behind a row that wants {row.guesses}"
     if result.failure or result.waits or row.drafts:
         fault = _wrong_run(row, result)
         if fault or result.failure or result.waits:

@@ -58,7 +58,9 @@ class Seq:
         announced: whether `Admitted` has been emitted.
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
-        guess: of the tokens that its row in flight draws, whether the row carries them or not.
+        guesses: of the tokens that its row in flight draws; if the row carries drafts, they are of the first.
+        offer: what the draft model guessed behind the last token; None for nothing.
+        lag: known positions that the draft model has not computed; None where nobody said.
         judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
         sought: whether its blocks were looked for in the store since it waits.
@@ -78,12 +80,14 @@ class Seq:
         "computed",
         "drafted",
         "drawing",
-        "guess",
+        "guesses",
         "id",
         "judgements",
+        "lag",
         "last_step",
         "limit",
         "newest_state",
+        "offer",
         "rank",
         "request",
         "restore_end",
@@ -113,7 +117,9 @@ class Seq:
         self.announced = False
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
-        self.guess: Draft | None = None
+        self.guesses: tuple[Draft, ...] = ()
+        self.offer: Draft | None = None
+        self.lag: int | None = None
         self.judgements = Judgements()
         self.charged = 0
         self.sought = False
@@ -225,7 +231,8 @@ class Seq:
         self._slot = -1
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
-        self.guess = None
+        self.guesses = ()
+        self.offer = self.lag = None
         self.branches = ()
         self.sought = False
         self.stored = self.restore_end = 0

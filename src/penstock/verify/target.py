@@ -12,7 +12,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.ports import Grammars, Runner
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
-from penstock.exec.kv_store import blocks_for
+from penstock.exec.kv_store import block_bytes, blocks_for
 from penstock.loading import LoadedModel
 from penstock.text import ReasoningBudgets, TextModel
 
@@ -86,5 +86,7 @@ class Target:
             grammars=grammars,
             window=loaded.program.window,
             stateful=bool(loaded.program.states),
-            blocks_for=lambda memory, size: blocks_for(memory, loaded.program.caches, size, loaded.kv_dtype),
+            blocks_for=lambda memory, size: blocks_for(
+                memory, block_bytes(loaded.program.caches, size, loaded.kv_dtype), size
+            ),
         )
