@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, FinishReason, SeqEvent
-from penstock.core.guessing import MODEL
+from penstock.core.draft_chances import MODEL
 
 EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "150"))
 seeds = st.integers(0, 2**32)

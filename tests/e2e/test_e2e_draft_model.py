@@ -20,7 +20,7 @@ from needs import COMPILED
 from penstock import LLM, SamplingParams, app, draft_loading
 from penstock.contract.errors import ConfigError
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core.guessing import MODEL
+from penstock.core.draft_chances import MODEL
 from penstock.core.trace import replay
 from penstock.kernels import native
 

@@ -17,7 +17,7 @@ from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.core.guessing import MODEL
+from penstock.core.draft_chances import MODEL
 from penstock.exec.draft_model import DraftModel
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner

@@ -17,15 +17,12 @@ from typing import NamedTuple
 from penstock.contract.plan import Draft, StepResult
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
-from penstock.core.draft_chances import DraftChances
+from penstock.core.draft_chances import MODEL, DraftChances
 from penstock.core.draft_lengths import DELAY
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 
-__all__ = ["MODEL", "Guessing"]
-
-MODEL = "model"
-"""What the draft model is called among those who guess."""
+__all__ = ["Guessing"]
 
 _MOST = 8
 """Tokens of a guess. Each takes a pass, and is right only if all before it are."""
@@ -33,11 +30,14 @@ _MOST = 8
 _PROBES = 0.01
 """The share of the time that goes into guesses which are not expected to pay."""
 
-_SAVED = 0.25
-"""Seconds of it that can be saved up."""
+_SAVED = 0.05
+"""Seconds of it that can be saved up, and that are there at the beginning, when nothing is known."""
 
 _FEW = 16
 """Positions that the draft model may catch up with in any step."""
+
+_LEVEL = 4
+"""Positions by which it may be behind a sequence that it follows: no time is reckoned for them."""
 
 
 class _Candidate(NamedTuple):
@@ -47,7 +47,8 @@ class _Candidate(NamedTuple):
         at: the number of the row in the plan.
         chance: that a guessed token is right if those before it are.
         most: tokens that can be of use.
-        behind: positions to compute before the first guess, at most.
+        lag: known positions that the draft model has not computed.
+        behind: the same when the row has drawn, at most.
         share: how many of them one guess must pay for: what is left of an answer is taken to be as long as what there
             is, so catching up is shared by as many guesses.
     """
@@ -55,6 +56,7 @@ class _Candidate(NamedTuple):
     at: int
     chance: float
     most: int
+    lag: int
     behind: int
     share: float
 
@@ -76,7 +78,7 @@ class Guessing:
         self._pool = pool
         self._times = times
         self._chances = chances
-        self._allowance = 0.0  # seconds for guesses that may not pay
+        self._allowance = _SAVED  # seconds for guesses that may not pay
 
     def add(self, builder: PlanBuilder, spare: int) -> None:
         """Say behind which rows the draft model is to guess, as far as blocks are left.
@@ -119,7 +121,7 @@ class Guessing:
                 continue  # what is repeated now is likely to be repeated further
             generated = max(1, len(seq.tokens) - len(seq.request.prompt))
             share = max(1.0, seq.lag / generated)
-            yield _Candidate(index, chance, most, seq.lag + drafts + 1, share)
+            yield _Candidate(index, chance, most, seq.lag, seq.lag + drafts + 1, share)
 
     def _worth(self, found: Sequence[_Candidate], drawing: list[int]) -> dict[int, int]:
         """How many tokens to guess, by place in `found`: another pass as long as it brings more for its time.
@@ -159,17 +161,19 @@ class Guessing:
         budget = self._catching_up(builder, drawing)
         for place in sorted(counts):
             one = found[place]
-            follow = min(one.behind, budget)
-            if follow > 0:
-                budget -= follow
-                self._order_row(builder, one.at, follow, counts[place] if follow == one.behind else 0, spare)
+            late = max(0, one.lag - _LEVEL)
+            if late <= budget:
+                self._order_row(builder, one.at, one.behind, counts[place], spare)
+            elif budget > 0:
+                self._order_row(builder, one.at, budget, 0, spare)
+            budget -= min(late, budget)
 
     def _catching_up(self, builder: PlanBuilder, drawing: int) -> int:
         """Positions that the draft model may compute before it guesses: in the time of a step, or of a part of one."""
         most = self._config.max_num_batched_tokens
         each = self._times.guessing(0, 1)
         if not each:
-            return most
+            return _FEW
         seconds = self._times.of(self._times.decoding([row.start for row in builder.rows if row.sample]))
         return min(most, max(_FEW, int(seconds * (1.0 if drawing == 1 else DELAY) / each)))
 

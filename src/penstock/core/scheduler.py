@@ -47,9 +47,9 @@ from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
+from penstock.core.draft_chances import MODEL
 from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
-from penstock.core.guessing import MODEL
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
