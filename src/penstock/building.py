@@ -118,8 +118,9 @@ def build_runner(
     budgets = ReasoningBudgets(text)
     store = open_store(config, loaded, kv, announce)
     keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes)
-    drafter = None if draft is None else drafter_of(draft, loaded, memory)
-    runner = loaded.runner(kv, memory.max_num_seqs, memory.max_model_len, grammars, budgets, states, keeping, drafter)
+    slots = memory.max_num_seqs, memory.max_model_len
+    drafter = None if draft is None else drafter_of(draft, loaded, memory.num_blocks, memory.block_size, *slots)
+    runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter)
     runner.warm_up()
     facts = RunnerFacts(
         config=config,

@@ -12,7 +12,6 @@ from pathlib import Path
 from penstock.contract.clock import SystemClock
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
-from penstock.contract.memory import MemoryReport
 from penstock.exec.draft_model import DraftModel
 from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes
@@ -73,12 +72,12 @@ def load_draft_model(
     return loaded
 
 
-def drafter_of(draft: LoadedModel, target: LoadedModel, memory: MemoryReport) -> DraftModel:
-    """What guesses for runners of `target`; with a KV store of its own, of these sizes."""
-    kv = draft.kv_store(memory.num_blocks, memory.block_size)
-    width = target.shape.vocab_size
-    sizes = memory.max_num_seqs, memory.max_model_len
-    return DraftModel(draft.model, kv, *sizes, width, draft.backend, SystemClock())
+def drafter_of(
+    draft: LoadedModel, target: LoadedModel, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
+) -> DraftModel:
+    """What guesses for a runner of `target` of these sizes; with a KV store of its own."""
+    kv, width = draft.kv_store(num_blocks, block_size), target.shape.vocab_size
+    return DraftModel(draft.model, kv, max_num_seqs, max_model_len, width, draft.backend, SystemClock())
 
 
 def _unfit(target: LoadedModel) -> str:
