@@ -252,6 +252,7 @@ def _join(
         looks_ahead=facts.looks_ahead,
         step_target_ms=config.step_target_ms,
         storing=bool(facts.kv_folder),
+        draft_context=facts.draft_context,
     )
     stored = _stored_blocks(facts) if facts.kv_folder else None
     recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()

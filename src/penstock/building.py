@@ -20,6 +20,7 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.contract.scheduler_config import most_blocks
+from penstock.draft_loading import drafter_of, load_draft_model
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import kv_budget
 from penstock.exec.free_memory import free_memory
@@ -77,8 +78,9 @@ def load_runner(
     text: TextModel,
     announce: Callable[[str], None],
     like: MemoryReport | None = None,
+    draft: ModelFiles | None = None,
 ) -> tuple[TorchRunner, RunnerFacts, LoadedModel, GrammarLibrary]:
-    """Load a model, and make a runner of it.
+    """Load a model, and the one that guesses for it if there is one, and make a runner of them.
 
     Args:
         config: what the operator chose.
@@ -87,14 +89,16 @@ def load_runner(
         announce: called with each line of the start report.
         like: sizes of a runner that was made before, whose plans this one is to take; None sizes it from the memory
             that is free.
+        draft: the files of the draft model; None for none.
 
     Raises:
         SetupError: as `loading.load_model`, or the KV cache does not fit.
     """
     loaded = load_model(config, files, announce)
+    guessing = None if draft is None else load_draft_model(loaded.config, draft, text, loaded, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     grammars.keep_within(MemoryBudget(config.memory_limit).grammars)
-    runner, facts = build_runner(loaded.config, loaded, grammars, text, like, announce)
+    runner, facts = build_runner(loaded.config, loaded, grammars, text, like, announce, guessing)
     return runner, facts, loaded, grammars
 
 
@@ -105,16 +109,18 @@ def build_runner(
     text: TextModel,
     like: MemoryReport | None = None,
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
+    draft: LoadedModel | None = None,
 ) -> tuple[TorchRunner, RunnerFacts]:
     """Size the KV cache, from what memory is left now or like one before, and warm up; see `load_runner`."""
-    memory = like or _sizes(config, loaded)
+    memory = like or _sizes(config, loaded, draft)
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
     states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
     budgets = ReasoningBudgets(text)
     store = open_store(config, loaded, kv, states, announce)
     keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes, states, store.states)
-    sizes = memory.max_num_seqs, memory.max_model_len
-    runner = loaded.runner(kv, *sizes, grammars, budgets, states, keeping, foresees=config.speculate)
+    slots = memory.max_num_seqs, memory.max_model_len
+    drafter = None if draft is None else drafter_of(draft, loaded, memory.num_blocks, memory.block_size, *slots)
+    runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, foresees=config.speculate)
     runner.warm_up()
     facts = RunnerFacts(
         config=config,
@@ -126,14 +132,16 @@ def build_runner(
         model_digest=loaded.files.digest,
         kv_folder="" if store is None else str(store.blocks.folder.path),
         state_folder="" if store is None or store.states is None else str(store.states.folder.path),
+        draft_context=0 if draft is None else draft.shape.max_positions,
     )
     return runner, facts
 
 
-def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
+def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None) -> MemoryReport:
     caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
     least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
-    each = block_bytes(caches, block_size, dtype)
+    guessed = 0 if draft is None else block_bytes(draft.program.caches, block_size, draft.kv_dtype)
+    each = block_bytes(caches, block_size, dtype) + guessed
     if loaded.program.looks_ahead:  # nothing is kept from step to step
         budget = config.kv_cache_memory or each * _step_blocks(config)
     else:
@@ -143,7 +151,7 @@ def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
     if carried:
         interval = config.checkpoint_interval
         num_seqs, checkpoints, budget = share_memory(budget, carried, each // block_size, num_seqs, interval)
-    num_blocks = blocks_for(budget, caches, block_size, dtype)
+    num_blocks = blocks_for(budget, each, block_size)
     return MemoryReport(
         weight_bytes=loaded.weight_bytes,
         kv_bytes=num_blocks * each,
@@ -157,6 +165,9 @@ def _sizes(config: EngineConfig, loaded: LoadedModel) -> MemoryReport:
         checkpoints=checkpoints,
         generates=not loaded.program.looks_ahead,
         spare_bytes=max(0, free_memory(_HOST) - num_blocks * each),
+        draft_bytes=0 if draft is None else draft.weight_bytes,
+        draft_formats="" if draft is None else draft.weight_formats,
+        draft_kv_bytes=num_blocks * guessed,
     )
 
 

@@ -123,13 +123,14 @@ class _Here:
     """A runner in this process."""
 
     def __init__(self, config: EngineConfig, cache_dir: Path, serves: bool) -> None:
-        from penstock import building, loading  # which bring torch in
+        from penstock import building, draft_loading, loading  # which bring torch in
 
         self._serves = serves
         self._building = building
         self._config = config
         self._cache_dir = cache_dir
         self._files = loading.find_model(config, cache_dir)
+        self._draft = draft_loading.find_draft_model(config, cache_dir)
         self._end: Callable[[], None] = lambda: None
 
     def found(self, announce: Announce) -> ModelFacts:  # noqa: ARG002 - there is nothing to say yet
@@ -141,7 +142,9 @@ class _Here:
         from penstock.exec.profiler import TorchProfiler
         from penstock.nn.cost import cost
 
-        runner, facts, loaded, grammars = self._building.load_runner(self._config, self._files, text, announce)
+        runner, facts, loaded, grammars = self._building.load_runner(
+            self._config, self._files, text, announce, draft=self._draft
+        )
         self._end = runner.close
         if self._serves:
             take_short_turns()
@@ -159,7 +162,8 @@ class _Apart:
 
     def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
-        pull(config.model, cache_dir, show_progress=True)  # here, where Ctrl-C is heard
+        for model in filter(None, (config.model, config.draft_model)):
+            pull(model, cache_dir, show_progress=True)  # here, where Ctrl-C is heard
         self._runner = ProcessRunner(_RUNNER_PROGRAM)
         try:
             self._runner.load(config, str(cache_dir))

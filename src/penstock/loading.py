@@ -36,7 +36,7 @@ from penstock.exec.device import (
 from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import KVStore, block_bytes, resolve_kv_dtype
 from penstock.exec.memory_plan import Alternative, MemoryNeeds, check_fits
-from penstock.exec.runner import TorchRunner
+from penstock.exec.runner import RowGuesser, TorchRunner
 from penstock.exec.start_report import (
     computing_line,
     embeds_only_line,
@@ -76,6 +76,7 @@ __all__ = [
     "executor",
     "find_model",
     "load_model",
+    "place_model",
     "plan_model",
     "resolve_choices",
     "with_whole_prompts",
@@ -159,6 +160,7 @@ class LoadedModel:
         budgets: ThinkingBudgets | None = None,
         states: StateStore | None = None,
         keeping: BlockKeeping | None = None,
+        drafter: RowGuesser | None = None,
         *,
         foresees: bool = False,
     ) -> TorchRunner:
@@ -178,6 +180,7 @@ class LoadedModel:
             states,
             self.embedding_layers,
             keeping,
+            drafter,
             foresees=foresees,
         )
 
@@ -249,12 +252,14 @@ def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFile
     return open_model(path, models.gguf_dialect)
 
 
-def resolve_choices(config: EngineConfig, files: ModelFiles) -> Choices:
-    """Choose a backend, and the forms of weights, activations, keys and values.
+def resolve_choices(config: EngineConfig, files: ModelFiles, backend: Backend | None = None) -> Choices:
+    """Choose a backend, if none is given, and the forms of weights, activations, keys and values.
 
     Raises:
         ConfigError: an option cannot be used here.
     """
+    if backend is not None:
+        return _resolve_forms(config, files, backend)
     device, threads = resolve_device(config.device), compute_threads(config.threads)
     return _resolve_forms(config, files, open_backend(device, threads, os.environ.get("PENSTOCK_ISA", "")))
 
@@ -320,7 +325,13 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
     Raises:
         SetupError: an option cannot be used here, the model does not fit, or the files lack something.
     """
-    choices = resolve_choices(config, files)
+    return place_model(config, files, resolve_choices(config, files), announce)
+
+
+def place_model(
+    config: EngineConfig, files: ModelFiles, choices: Choices, announce: Callable[[str], None]
+) -> LoadedModel:
+    """`load_model`, where the choices were made."""
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
     planned = plan_model(config, files, choices)
     config = with_whole_prompts(config, planned, free_memory(backend.device))

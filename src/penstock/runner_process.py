@@ -43,6 +43,7 @@ def _build(
     order: Load, announce: Callable[[str], None], found: Callable[[ModelFacts], None]
 ) -> tuple[ClosableRunner, RunnerFacts]:
     from penstock.building import load_runner, read_facts
+    from penstock.draft_loading import find_draft_model
     from penstock.loading import find_model
     from penstock.model_text import open_model_text
 
@@ -51,7 +52,12 @@ def _build(
     facts = read_facts(order.config, files, cache_dir)
     found(facts)
     runner, runner_facts, _, grammars = load_runner(
-        order.config, files, open_model_text(order.config, facts.text), announce, order.like
+        order.config,
+        files,
+        open_model_text(order.config, facts.text),
+        announce,
+        order.like,
+        find_draft_model(order.config, cache_dir),
     )
     if not runner_facts.looks_ahead:
         grammars.prepare()  # in the first step with a grammar, all streams would wait for it

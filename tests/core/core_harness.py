@@ -100,6 +100,7 @@ class Harness:
         self.drafter = drafter
         self.events: dict[str, list[SeqEvent]] = {}
         self.judged: list[DraftsJudged] = []
+        self.offers: dict[str, tuple[int, tuple[int, ...]]] = {}  # tokens drawn, and what was guessed behind them
         self.scheduler = Scheduler(cfg)
         self.takers: list[str] = []  # for whom others were stopped, in the plan that is made
         self.taken = 0  # how many were stopped for them
@@ -303,8 +304,11 @@ class Harness:
         given = {draft.seq_id: draft.tokens for draft in drafts}
         names = {seq.slot: seq.id for seq in self.scheduler._running}
         for row in plan.rows:
-            tokens = given.get(names[row.slot], ())
-            require(row.drafts == tokens[: len(row.drafts)], "a row carries the drafts that were given, or the first")
+            name, count = names[row.slot], len(row.drafts)
+            known, offer = self.offers.get(name, (0, ()))
+            offer = offer if known == len(self.tokens[name]) else ()
+            fits = row.drafts in (given.get(name, ())[:count], offer[:count])
+            require(fits, "a row carries the drafts that were given or that the draft model offered, or the first")
 
     def commit(self) -> tuple[SeqEvent, ...]:
         try:
@@ -321,6 +325,10 @@ class Harness:
         self.trace.append(trace.encode_result(result))
         events = self.scheduler.commit(plan, result)
         self.note(events)
+        names = {seq.slot: seq.id for seq in self.scheduler._running}
+        for of in result.rows:
+            if of.guess and of.slot in names:
+                self.offers[names[of.slot]] = len(self.tokens[names[of.slot]]), of.guess
         self.left = max([self.left, *(seq.lease.left for seq in self.scheduler._running)])
         self.check()
         return events
@@ -458,6 +466,12 @@ def stored_prefix(runner: FakeRunner, keys: Sequence[bytes]) -> int:
     return max((at for at in range(1, count + 1) if keys[at - 1] in runner.stored_states), default=0)
 
 
+def with_draft_model(cfg: SchedulerConfig, seed: int) -> SchedulerConfig:
+    """With a draft model in every second episode, where the model allows one; its context may be shorter."""
+    possible = cfg.window is None and cfg.checkpoints is None
+    return replace(cfg, draft_context=(8, 30, 64)[seed // 2 % 3]) if possible and seed % 2 else cfg
+
+
 def random_config(rng: random.Random) -> SchedulerConfig:
     max_num_seqs = rng.randint(1, 5)
     return SchedulerConfig(
@@ -546,7 +560,7 @@ def _run_episode(seed: int, moves: int) -> Harness:
     storing = random.Random(f"{seed} store")
     if stores := cfg.prefix_caching and storing.random() < 0.3:
         cfg = replace(cfg, window=None, storing=True)
-    harness = Harness(cfg, drafter)
+    harness = Harness(with_draft_model(cfg, seed), drafter)
     harness.stopwatch = timing if timing.random() < 0.7 else None
     for number in range(moves):
         if floods and number % 20 == 5:

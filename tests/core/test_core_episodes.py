@@ -26,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, FinishReason, SeqEvent
+from penstock.core.draft_chances import MODEL
 
 EPISODES = int(os.environ.get("PENSTOCK_EPISODES", "150"))
 seeds = st.integers(0, 2**32)
@@ -33,7 +34,7 @@ seeds = st.integers(0, 2**32)
 
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
-    failed = poisoned = tried = killed = cut = taken = saved = read = short = saved_states = read_states = 0
+    failed = poisoned = tried = killed = cut = taken = saved = read = short = saved_states = read_states = guessed = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -44,6 +45,7 @@ def test_random_episodes_hold_every_law():
         hits += harness.scheduler.stats.hit_tokens
         shared += sum(stall.reason == "shared_prefix" for plan in harness.plans for stall in plan.stalls)
         drafted += sum(bool(row.drafts) for plan in harness.plans for row in plan.rows)
+        guessed += sum(judged.right for judged in harness.judged if judged.drafter == MODEL)
         ahead += harness.ahead
         left += harness.left
         drops += harness.drops
@@ -68,6 +70,7 @@ def test_random_episodes_hold_every_law():
         "the episodes reach preemption, hits, shared prefixes, blocks left behind and hits whose beginning is gone"
     )
     assert min(drafted, ahead) > 0, "they reach drafts, and rows planned while the one before is in flight"
+    assert guessed > 0, "what a draft model guesses is right now and then"
     assert drops > 0, "they reach steps that are broken off"
     assert min(failed, poisoned, tried) > 0, "they reach steps that fail, who is to blame, and those who wait for that"
     assert killed > 0, "they lose all keys and values"
@@ -92,6 +95,13 @@ def test_drafts_and_plans_ahead_change_no_event(depth, right):
         window = WINDOWS[seed % len(WINDOWS)]
         plain, other = run_workload(seed, window=window), run_workload(seed, depth, right, window)
         assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right})"
+
+
+@pytest.mark.parametrize(("depth", "right"), [(1, None), (1, 0.5), (2, None)])
+def test_a_draft_model_changes_no_event(depth, right):
+    for seed in range(WORKLOADS):
+        plain, other = run_workload(seed), run_workload(seed, depth, right, draft_context=(64, 9)[seed % 2])
+        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right}, draft_context)"
 
 
 @pytest.mark.parametrize("checkpoints", [1, 3, 20])

@@ -106,13 +106,13 @@ def test_a_packed_cache_takes_as_much_and_blocks_come_first():
 
 def test_a_budget_pays_for_whole_blocks():
     each = block_bytes(SPECS, 16, torch.bfloat16)
-    assert blocks_for(each, SPECS, 16, torch.bfloat16) == 1
-    assert blocks_for(10 * each - 1, SPECS, 16, torch.bfloat16) == 9
+    assert blocks_for(each, each, 16) == 1
+    assert blocks_for(10 * each - 1, each, 16) == 9
 
 
 def test_a_budget_below_one_block_is_refused_by_option():
     with pytest.raises(ConfigError) as refused:
-        blocks_for(block_bytes(SPECS, 16, torch.float32) - 1, SPECS, 16, torch.float32)
+        blocks_for(block_bytes(SPECS, 16, torch.float32) - 1, block_bytes(SPECS, 16, torch.float32), 16)
     assert refused.value.option == "kv_cache_memory"
 
 

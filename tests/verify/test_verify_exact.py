@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from verify_fakes import SMALL, TEXT, VOCAB, RowLM, fake_target, row_attention, target_of
+from verify_fakes import SMALL, TEXT, VOCAB, Follower, RowLM, fake_target, row_attention, target_of
 
 from needs import COMPILED, ONEDNN
 from penstock.contract.config import EngineConfig
@@ -18,7 +18,6 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.core.trace import replay
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.sim import FakeRunner
 from penstock.verify import Budget, profile, verify
 from penstock.verify.compare import Difference, compare, total
 from penstock.verify.dry_run import dry_run
@@ -291,7 +290,7 @@ def test_a_model_that_carries_state_is_run_with_checkpoints_and_alone_without():
 
     def make(config):
         configs.append(config)
-        return FakeRunner(config, 97)
+        return Follower(config)
 
     report = verify(fake_target(make, stateful=True), replace(SMALL, schedules=6), EngineConfig())
     assert report.proved, report.verdict_line()
@@ -305,7 +304,7 @@ def test_a_model_that_carries_state_is_run_with_checkpoints_and_alone_without():
 @pytest.mark.parametrize("window", [7, 21])
 def test_tight_schedules_preempt_under_a_window_too(window):
     """No sequence holds more than it sees and a step computes, so the pool is cut to that."""
-    target = fake_target(lambda config: FakeRunner(replace(config, window=window), 97), window)
+    target = fake_target(lambda config: Follower(replace(config, window=window)), window)
     report = verify(target, Budget(requests=12, schedules=4, prompt_tokens=32), EngineConfig())
     assert report.proved, report.verdict_line()
     for verdict in report.verdicts:

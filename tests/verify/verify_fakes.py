@@ -172,8 +172,21 @@ def wrapped(target: Target, edit=None, spoil=None) -> Target:
     return replace(target, make_runner=lambda config: Wrapped(target.make_runner(config), edit, spoil))
 
 
+class Follower(FakeRunner):
+    """A runner that may follow one that was lost: it takes the steps from wherever they are."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config, 97)
+        self._began = False
+
+    def start(self, plan):
+        if not self._began:
+            self._step, self._began = plan.step, True
+        super().start(plan)
+
+
 def fake_target(
-    make: Callable[[SchedulerConfig], object] = lambda config: FakeRunner(config, 97),
+    make: Callable[[SchedulerConfig], object] = Follower,
     window: int | None = None,
     stateful: bool = False,
 ) -> Target:

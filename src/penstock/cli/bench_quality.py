@@ -34,6 +34,7 @@ _LEFT_OUT = NOT_OFFLINE | {
     "kv_cache_memory",
     "max_num_seqs",
     "prefix_caching",
+    "draft_model",
     "tool_call_parser",
     "reasoning_parser",
     "tokenizer",

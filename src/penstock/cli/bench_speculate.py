@@ -55,13 +55,14 @@ def command(
 
     tell_torch_computes(config.device)
     options = library_options(config) | {"generation_config": "none"}
+    without = {"speculate": False, "draft_model": ""}
     runs: dict[tuple[int, str, bool], list[TaskRun]] = {}
     total = repeats * len(streams) * 2 * len(TASKS)
     with tqdm(total=total, desc="Measuring", unit="run", leave=False, disable=None) as bar:
         for repeat in range(repeats):
             for count in streams:
                 for guessing in (False, True) if repeat % 2 == 0 else (True, False):
-                    with LLM(**options | {"speculate": guessing}) as llm:
+                    with LLM(**options | ({} if guessing else without)) as llm:
                         for task in TASKS:
                             run = run_task(llm, task, count, llm.card.vocab_size, partial(_steps, llm))
                             runs.setdefault((count, task.name, guessing), []).append(run)

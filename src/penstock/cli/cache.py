@@ -26,6 +26,7 @@ _STORE = click.option("--kv-store", default="auto", show_default=True, help="As 
 _LEFT_OUT = NOT_OFFLINE | {
     *("model", "kv_store", "kv_store_bytes", "kv_cache_memory", "max_num_seqs", "prefix_caching", "tool_call_parser"),
     *("reasoning_parser", "tokenizer", "chat_template", "generation_config", "record", "state_checkpoint_interval"),
+    "draft_model",
 }
 
 

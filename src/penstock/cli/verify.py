@@ -82,7 +82,7 @@ def command(
     fail_fast: bool,
     **_: object,
 ) -> None:
-    """Prove that MODEL's answers do not depend on batch, chunks, cache, preemption or threads, bit for bit.
+    """Prove that MODEL's answers do not depend on batch, chunks, cache, guesses, preemption or threads, bit for bit.
 
     Random requests are run alone, then together by many schedules; every token and log probability must be the same.
     The first schedule has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs, or
@@ -98,7 +98,7 @@ def command(
     loaded = load_model(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:
-        with open_target(loaded, config) as target, progress_bar() as show:
+        with open_target(loaded, config, announce=click.echo) as target, progress_bar() as show:
             report = verify(target, budget, config, show, fail_fast=fail_fast)
     except ScheduleCrashed as crash:
         write_trace(trace, crash.index, crash.trace)

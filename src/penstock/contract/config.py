@@ -183,6 +183,11 @@ class EngineConfig:
         "Guess what comes next from what an answer repeats and what its form leaves, and compute several tokens in a"
         " step where that saves time. No answer is any different.",
     )
+    draft_model: str = _option(
+        "",
+        "A small model of the same vocabulary that guesses beside what repeats, named as MODEL is; as often as that"
+        " saves time. No answer is any different. Not for models with recurrent state or a window in every layer.",
+    )
     kv_store: str = _option(
         "",
         "Where KV blocks are kept in files, for prompts that begin alike after a restart, and in other processes: a"
@@ -279,6 +284,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if self.draft_model and not self.speculate:
+            raise ConfigError("draft_model", "would do nothing: guesses are off (speculate)")
         if self.memory_limit and self.memory_limit < LEAST_BYTES:
             raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
 

@@ -24,6 +24,9 @@ class MemoryReport:
         checkpoints: of recurrent state; None for a model that carries none.
         generates: whether output is counted in a request's tokens; a model that only embeds has none.
         spare_bytes: of the machine's memory, what is left once all of the KV cache is used.
+        draft_bytes: what the draft model's parameters take; 0 where there is none.
+        draft_formats: how they are kept, in words.
+        draft_kv_bytes: of `kv_bytes`, what is the draft model's.
     """
 
     weight_bytes: int
@@ -38,6 +41,9 @@ class MemoryReport:
     checkpoints: int | None = None
     generates: bool = True
     spare_bytes: int = 0
+    draft_bytes: int = 0
+    draft_formats: str = ""
+    draft_kv_bytes: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -49,12 +55,18 @@ class MemoryReport:
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         forms = f": {self.weight_formats}" if self.weight_formats else ""
         state = () if self.checkpoints is None else (self._state_line(self.checkpoints),)
+        draft = (self._draft_line(),) if self.draft_bytes else ()
         return (
             f"weights          {readable_bytes(self.weight_bytes)}{forms}",
+            *draft,
             f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
             *state,
             f"longest request  {self.max_model_len} tokens{', prompt and output together' if self.generates else ''}",
         )
+
+    def _draft_line(self) -> str:
+        kept = f"{readable_bytes(self.draft_bytes)}: {self.draft_formats}"
+        return f"draft weights    {kept}; {readable_bytes(self.draft_kv_bytes)} of the KV cache are its own"
 
     def _state_line(self, checkpoints: int) -> str:
         holds = f"{self.max_num_seqs} running sequences, {checkpoints} checkpoints"
@@ -75,6 +87,7 @@ class RunnerFacts:
         model_digest: names the model in block keys.
         kv_folder: where KV blocks are kept beyond the process; "" where they are not.
         state_folder: where recurrent states are kept beside them; "" where the model carries none.
+        draft_context: positions that the draft model can compute; 0 where there is none.
     """
 
     config: EngineConfig
@@ -86,6 +99,7 @@ class RunnerFacts:
     model_digest: bytes
     kv_folder: str = ""
     state_folder: str = ""
+    draft_context: int = 0
 
 
 def readable_bytes(count: int) -> str:

@@ -24,6 +24,8 @@ __all__ = [
     "Checkpoint",
     "Draft",
     "Draftable",
+    "Guess",
+    "GuessWork",
     "PromptScores",
     "Row",
     "RowResult",
@@ -124,6 +126,10 @@ class Draft:
     evidence: int = 1
 
 
+Guess = tuple[Draft, ...]
+"""What may come next in a sequence, each draft behind the one before; () for nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """Keep a block beyond the process: it is full, and stays as it is until a plan hands it out again.
@@ -174,6 +180,10 @@ class Row:
         stored: keys of the blocks that are read instead of computed; () in all rows that compute.
         state: of the last row that reads for a sequence that carries state: the key of the state at its end, which is
             read too, and kept in `checkpoints` if there are any; b"" in all others.
+        follow: positions that the draft model may compute to catch up with this sequence, after the row has drawn; 0 in
+            a row that does not sample, and where there is no draft model.
+        guesses: tokens that the draft model then guesses behind the last one drawn, if it has caught up. The blocks
+            that it needs for that are the sequence's.
     """
 
     slot: int
@@ -185,6 +195,8 @@ class Row:
     checkpoints: tuple[Checkpoint, ...] = ()
     stored: tuple[bytes, ...] = ()
     state: bytes = b""
+    follow: int = 0
+    guesses: int = 0
 
 
 class StallReason(StrEnum):
@@ -309,6 +321,8 @@ class RowResult(NamedTuple):
         restored: of a row with `stored` that came short: how many leading blocks were read, 0 where the model carries
             state. The rest is to be computed.
         foreseen: of a row that sampled: tokens that its form makes likely to come behind those that it drew; a guess.
+        guess: what the draft model takes to come next, behind the last token drawn; at most as many as were wanted.
+        lag: known positions that the draft model has not computed; -1 where nobody said.
     """
 
     slot: int
@@ -319,6 +333,22 @@ class RowResult(NamedTuple):
     waits: bool = False
     restored: int = 0
     foreseen: tuple[int, ...] = ()
+    guess: tuple[int, ...] = ()
+    lag: int = -1
+
+
+class GuessWork(NamedTuple):
+    """What the draft model did in a step.
+
+    Attributes:
+        seconds: how long it took.
+        passes: through the model, one after the other.
+        positions: that they computed, all together.
+    """
+
+    seconds: float
+    passes: int
+    positions: int
 
 
 class StoreCounts(NamedTuple):
@@ -352,6 +382,7 @@ class StepResult:
         seconds: how long the step took, by the runner's clock. Time is data here: the core never reads a clock.
         restoring: seconds of these that reading stored blocks took.
         store: how saving goes; None where nothing has changed since the last result.
+        guessing: what the draft model did, within `seconds`; None where it did nothing.
     """
 
     step: int
@@ -359,6 +390,7 @@ class StepResult:
     seconds: float = 0.0
     restoring: float = 0.0
     store: StoreCounts | None = None
+    guessing: GuessWork | None = None
 
     @property
     def num_tokens(self) -> int:

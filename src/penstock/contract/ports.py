@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
-from penstock.contract.plan import Draft, Draftable, StepPlan, StepResult
+from penstock.contract.plan import Draftable, Guess, StepPlan, StepResult
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.contract.stats import SchedulerStats
 from penstock.contract.thinking import ThinkingBudget
@@ -88,7 +88,7 @@ class Drafter(Protocol):
     Called by the engine's thread between two steps: what it takes, every sequence waits for.
     """
 
-    def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
+    def draft(self, sequence: Draftable) -> Guess:
         """Guesses of what follows a sequence, each of what stands behind the one before; () for none.
 
         They have at most `most` token ids (at least 1) together. What is foreseen of the sequence is for the drafter to

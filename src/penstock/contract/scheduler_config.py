@@ -40,6 +40,7 @@ class SchedulerConfig:
         weigh_drafts: compute guesses only as far as they are likely to save time; else all for which there is room, as
             `penstock verify` wants.
         storing: whether full blocks are saved beyond the process, and stored ones read instead of computed.
+        draft_context: positions that the draft model can compute; 0: there is no draft model.
     """
 
     num_blocks: int
@@ -59,6 +60,7 @@ class SchedulerConfig:
     step_target_ms: int = 0
     weigh_drafts: bool = True
     storing: bool = False
+    draft_context: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):
@@ -73,7 +75,7 @@ class SchedulerConfig:
                 "checkpoint_interval",
                 f"must be a multiple of block_size ({self.block_size}), got {self.checkpoint_interval}",
             )
-        for name in ("max_bypasses", "step_target_ms"):
+        for name in ("max_bypasses", "step_target_ms", "draft_context"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must be at least 0, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -86,6 +88,8 @@ class SchedulerConfig:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.storing and (not self.prefix_caching or self.window is not None):
             raise ConfigError("storing", "needs a prefix cache, and a model with a layer that looks back to all")
+        if self.draft_context and (self.window is not None or self.checkpoints is not None or self.looks_ahead):
+            raise ConfigError("draft_context", "needs a model without window and recurrent state that generates")
         if self.looks_ahead:
             self._check_looking_ahead()
 

@@ -8,38 +8,63 @@ fade.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from penstock.contract.plan import Draft
 
-__all__ = ["DraftChances", "Judgements", "judge"]
+__all__ = ["MODEL", "DraftChances", "Judgements", "judge"]
 
-_FADE = 0.95
-"""What is left of a judgement after the next one of its kind: some twenty guesses count."""
+MODEL = "model"
+"""What the draft model is called among those who guess."""
 
-_TRUST = 2.0
-"""How many judgements of a sequence's own count as much as what is known of all sequences."""
+
+class _Learning(NamedTuple):
+    """How fast opinions change.
+
+    Attributes:
+        right: tokens that count as right before any was judged,
+        judged: of so many.
+        fade: what is left of a judgement after the next one of its kind.
+        trust: how many judgements of a sequence's own count as much as what is known of all sequences.
+    """
+
+    right: float
+    judged: float
+    fade: float
+    trust: float
+
+
+_TEXT = _Learning(right=1.0, judged=2.0, fade=0.95, trust=2.0)
+"""Of what repeats: some twenty guesses count, since a text begins to repeat and ceases to."""
+
+_SMALL_MODEL = _Learning(right=6.0, judged=8.0, fade=0.98, trust=16.0)
+"""Of the draft model, which guesses as well here as there. It is expected to be good: somebody chose it."""
 
 _MOST = 0.98
 """No guess is taken to be surer: a long one would cost all the time there is."""
 
 
 class Judgements:
-    """Right and wrong tokens of guesses, by kind. Of one sequence; or of all, where it begins with one of each."""
+    """Right and wrong tokens of guesses, by kind. Of one sequence; or of `everyone`, where something is expected."""
 
-    __slots__ = ("_first", "_kinds")
+    __slots__ = ("_everyone", "_kinds")
 
-    def __init__(self, first: float = 0.0) -> None:
-        self._first = first
+    def __init__(self, *, everyone: bool = False) -> None:
+        self._everyone = everyone
         self._kinds: dict[tuple[str, int], tuple[float, float]] = {}
 
     def of(self, kind: tuple[str, int]) -> tuple[float, float]:
         """(right tokens, judged tokens), faded."""
-        return self._kinds.get(kind, (self._first, 2 * self._first))
+        known = self._kinds.get(kind)
+        if known is not None or not self._everyone:
+            return known or (0.0, 0.0)
+        learning = _learning(kind)
+        return learning.right, learning.judged
 
     def add(self, kind: tuple[str, int], right: int, judged: int) -> None:
         """A guess of this kind was judged."""
-        before = self.of(kind)
-        self._kinds[kind] = (before[0] * _FADE + right, before[1] * _FADE + judged)
+        before, fade = self.of(kind), _learning(kind).fade
+        self._kinds[kind] = (before[0] * fade + right, before[1] * fade + judged)
 
 
 class DraftChances:
@@ -48,14 +73,15 @@ class DraftChances:
     __slots__ = ("_all",)
 
     def __init__(self) -> None:
-        self._all = Judgements(1.0)
+        self._all = Judgements(everyone=True)
 
     def of(self, own: Judgements, draft: Draft) -> float:
         """The chance that a token of `draft` is right if those before it are, for a sequence with judgements `own`."""
         kind = _kind(draft)
+        trust = _learning(kind).trust
         right, judged = self._all.of(kind)
         own_right, own_judged = own.of(kind)
-        return min(_MOST, (own_right + _TRUST * right / judged) / (own_judged + _TRUST))
+        return min(_MOST, (own_right + trust * right / judged) / (own_judged + trust))
 
     def learn(self, own: Judgements, draft: Draft, drawn: Iterable[int]) -> None:
         """`drawn` are the tokens at the places of `draft`, as far as there are any."""
@@ -77,3 +103,7 @@ def judge(guessed: Iterable[int], drawn: Iterable[int]) -> tuple[int, int]:
 
 def _kind(draft: Draft) -> tuple[str, int]:
     return draft.drafter, draft.evidence.bit_length()
+
+
+def _learning(kind: tuple[str, int]) -> _Learning:
+    return _SMALL_MODEL if kind[0] == MODEL else _TEXT

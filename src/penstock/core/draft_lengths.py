@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
-__all__ = ["Offer", "draft_lengths"]
+__all__ = ["DELAY", "Offer", "draft_lengths"]
 
-_DELAY = 0.25
+DELAY = 0.25
 """By how much of its time a step may get longer for the drafts of some rows while others have none: these would wait,
 and gain nothing."""
 
@@ -38,7 +38,7 @@ def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: flo
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
     brought, taken = float(rows), seconds
-    longest = seconds * (1 + _DELAY) if len(likeliest) < rows else float("inf")
+    longest = seconds * (1 + DELAY) if len(likeliest) < rows else float("inf")
     while likeliest and budget > 0:
         chance, index = -likeliest[0][0], likeliest[0][1]
         if chance * taken < brought * price or (price > 0 and taken + price > longest):

@@ -7,14 +7,16 @@ who guesses; learns how often a guess is right, and what a draft costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import mul
 
 from penstock.contract.events import DraftsJudged
-from penstock.contract.plan import Draft, Draftable, Row, SampledToken
+from penstock.contract.plan import Draft, Draftable, Guess, Row, SampledToken
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.block_pool import BlockPool
 from penstock.core.draft_chances import DraftChances, judge
 from penstock.core.draft_lengths import Offer, draft_lengths
+from penstock.core.guessing import Guessing
 from penstock.core.sequence import Seq
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
@@ -32,15 +34,19 @@ class Drafting:
         config: says how much a step computes at most, and whether drafts are weighed.
         pool: whose blocks drafted positions take.
         times: what steps take.
+
+    Attributes:
+        guessing: what the draft model is to do; None where there is none.
     """
 
-    __slots__ = ("_chances", "_config", "_pool", "_times")
+    __slots__ = ("_chances", "_config", "_pool", "_times", "guessing")
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes) -> None:
         self._config = config
         self._pool = pool
         self._times = times
         self._chances = DraftChances()
+        self.guessing = Guessing(config, pool, times, self._chances) if config.draft_context else None
 
     def draftable(self, running: Iterable[Seq]) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts: they decode, and their last token is known.
@@ -57,31 +63,70 @@ class Drafting:
     def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
         """Let rows carry drafts, as far as they are worth their time, and budget and blocks are left.
 
-        Nothing is drafted from a stop id on: what follows it is never wanted, and who watches a row (a grammar) need
-        not know how to go on past its end.
+        Of two guesses for a sequence the one that is likely to bring more is taken. Nothing is drafted from a stop id
+        on: what follows it is never wanted, and who watches a row (a grammar) need not know how to go on past its end.
 
         Args:
             builder: holds all rows of the plan.
-            drafts: of several for a sequence, each stands behind the one before.
+            drafts: beside what the draft model offered; of several for a sequence, each stands behind the one before.
             spare: blocks that must still be available afterwards.
         """
-        guesses: dict[str, tuple[Draft, ...]] = {}
+        given: dict[str, Guess] = {}
         for draft in drafts:
-            guesses[draft.seq_id] = (*guesses.get(draft.seq_id, ()), draft)
+            given[draft.seq_id] = (*given.get(draft.seq_id, ()), draft)
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
         for index, seq in enumerate(builder.seqs):
-            guess = guesses.get(seq.id)
-            if guess is None or not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
+            if not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
                 continue
-            seq.guess = guess
-            tokens = _before(seq.stop_ids, [token for draft in guess for token in draft.tokens])
+            guess, seq.offer, offer = given.get(seq.id, ()), None, seq.offer
+            if not guess and offer is None:
+                continue
+            seq.guesses = self._ranked(seq, guess, () if offer is None else (offer,))
+            tokens = _before(seq.stop_ids, [token for draft in seq.guesses[0] for token in draft.tokens])
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
-            chances = [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
-            offers.append(chances[: max(0, most)])
-        if not found:
-            return
+            offers.append(self._chances_of(seq, seq.guesses[0])[: max(0, most)])
+        if found:
+            self._add_found(builder, found, offers, spare)
+        if self.guessing is not None and builder.draft_budget > 0:
+            self.guessing.add(builder, spare)
+
+    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> list[DraftsJudged]:
+        """Learn from what a row drew how good the guesses for it were; says so of each part that the row carried.
+
+        To be called before the drawn tokens are appended.
+        """
+        guesses, seq.guesses = seq.guesses, ()
+        judged: list[DraftsJudged] = []
+        carried = len(row.drafts)
+        for guess in guesses:
+            tokens = [token.id for token in drawn]
+            for draft in guess:
+                length = len(draft.tokens)
+                self._chances.learn(seq.judgements, draft, tokens)
+                right = judge(draft.tokens, tokens)[0]
+                if carried > 0:
+                    judged.append(DraftsJudged(seq.id, draft.drafter, min(carried, length), min(carried, right)))
+                tokens, carried = tokens[length:] if right == length else [], carried - length
+            carried = 0
+        return judged
+
+    def _ranked(self, seq: Seq, *guesses: Guess) -> tuple[Guess, ...]:
+        """The guesses for a sequence that are none at all left out, those that are likely to bring more first."""
+        there = [guess for guess in guesses if guess]
+        if len(there) > 1:
+            there.sort(key=lambda guess: -sum(accumulate(self._chances_of(seq, guess), mul)))
+        return tuple(there)
+
+    def _chances_of(self, seq: Seq, guess: Guess) -> list[float]:
+        """For each token of a guess, the chance that it is right if those before it are."""
+        return [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
+
+    def _add_found(
+        self, builder: PlanBuilder, found: Sequence[tuple[int, tuple[int, ...]]], offers: Sequence[Offer], spare: int
+    ) -> None:
+        """Let rows carry what was `found` for them, by their number, as far as that is worth its time."""
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
         drawing = [row.sample for row in builder.rows].count(True)
         seconds = price = 0.0
@@ -90,23 +135,6 @@ class Drafting:
         counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
-
-    def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> list[DraftsJudged]:
-        """Learn from what a row drew how good the guess for it was; says so of each part that the row carried.
-
-        To be called before the drawn tokens are appended.
-        """
-        guess, seq.guess = seq.guess, ()
-        judged: list[DraftsJudged] = []
-        tokens, carried = [token.id for token in drawn], len(row.drafts)
-        for draft in guess:
-            length = len(draft.tokens)
-            self._chances.learn(seq.judgements, draft, tokens)
-            right = judge(draft.tokens, tokens)[0]
-            if carried > 0:
-                judged.append(DraftsJudged(seq.id, draft.drafter, min(carried, length), min(carried, right)))
-            tokens, carried = tokens[length:] if right == length else [], carried - length
-        return judged
 
     def _add_to_row(self, builder: PlanBuilder, index: int, tokens: tuple[int, ...], spare: int) -> None:
         """Let row number `index` carry as many of `tokens` as there are blocks for."""

@@ -23,6 +23,8 @@ def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
         return "nothing came of a row that samples or completes an embedding" if row.sample or completes else ""
     if result.foreseen and (result.failure or result.waits or not row.sample):
         return "a row that failed, waits or does not sample foresees something"
+    if len(result.guess) > row.guesses:
+        return f"{len(result.guess)} tokens were guessed behind a row that wants {row.guesses}"
     if result.failure or result.waits or row.drafts:
         fault = _wrong_run(row, result)
         if fault or result.failure or result.waits:

@@ -47,6 +47,7 @@ from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
+from penstock.core.draft_chances import MODEL
 from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
@@ -273,7 +274,7 @@ class Scheduler:
             stall = self._admit(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
-        elif drafts and not self._suspects:
+        elif (drafts or self.config.draft_context) and not self._suspects:
             self._drafting.add(builder, drafts, self._admitter.spare())
         saves = ((), ()) if self._restoring is None else self._restoring.take_saves()
         step = builder.build(tuple(self._releases), stall, len(self._waiting), *saves)
@@ -444,7 +445,10 @@ class Scheduler:
         """How long the step took, and what it read."""
         if self._restoring is not None and plan.num_restored:
             plan, result = self._restoring.learn(plan, result, results)
-        self._times.learn(plan, result.seconds)
+        guessing = 0.0 if result.guessing is None else result.guessing.seconds
+        self._times.learn(plan, result.seconds - guessing)
+        if self._drafting.guessing is not None:
+            self._drafting.guessing.learn(result)
 
     def _take_restored(self, row: Row, seq: Seq, result: RowResult | None) -> None:
         """What a row read: as if it had been computed, or had been in memory when the sequence came."""
@@ -482,11 +486,19 @@ class Scheduler:
             events += self._drafting.judge(seq, row, result.tokens)
             seq.foreseen = result.foreseen
             self._take_tokens(seq, result.tokens, len(result.tokens) - (not result.waits), events)
+            if self.config.draft_context:
+                self._take_guess(seq, result)
         if result.failure and seq.state is SeqState.RUNNING:
             events.append(self._fail(seq, result.failure))
         if result.embedding is not None:
             events.append(Embedded(seq.id, result.embedding))
             events.append(self._finish(seq, Finished(seq.id, FinishReason.STOP)))
+
+    def _take_guess(self, seq: Seq, result: RowResult) -> None:
+        """What the draft model says of a sequence, if that goes on."""
+        if seq.state is SeqState.RUNNING:
+            seq.offer = Draft(seq.id, result.guess, MODEL) if result.guess else None
+            seq.lag = result.lag if result.lag >= 0 else None
 
     def _fail(self, seq: Seq, message: str) -> Finished:
         return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))

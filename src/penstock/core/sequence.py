@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Finished, FinishReason
-from penstock.contract.plan import Draft
+from penstock.contract.plan import Draft, Guess
 from penstock.contract.request import SequenceRequest
 from penstock.core.block_keys import KeyChain
 from penstock.core.block_pool import Lease
@@ -59,7 +59,10 @@ class Seq:
         branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
         foreseen: what its last row's result said of the tokens that come next.
-        guess: of the tokens that its row in flight draws, whether the row carries them or not; part behind part.
+        guesses: of the tokens that its row in flight draws, each part behind part; if the row carries drafts, they are
+            of the first.
+        offer: what the draft model guessed behind the last token; None for nothing.
+        lag: known positions that the draft model has not computed; None where nobody said.
         judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
         sought: whether its blocks were looked for in the store since it waits.
@@ -81,12 +84,14 @@ class Seq:
         "drafted",
         "drawing",
         "foreseen",
-        "guess",
+        "guesses",
         "id",
         "judgements",
+        "lag",
         "last_step",
         "limit",
         "newest_state",
+        "offer",
         "rank",
         "read",
         "request",
@@ -118,7 +123,9 @@ class Seq:
         self.branches: tuple[int, ...] = ()
         self.newest_state = b""
         self.foreseen: tuple[int, ...] = ()
-        self.guess: tuple[Draft, ...] = ()
+        self.guesses: tuple[Guess, ...] = ()
+        self.offer: Draft | None = None
+        self.lag: int | None = None
         self.judgements = Judgements()
         self.charged = 0
         self.sought = False
@@ -238,7 +245,8 @@ class Seq:
         self.computed = self.scheduled = self.drawing = 0
         self.drafted = False
         self.foreseen = ()
-        self.guess = ()
+        self.guesses = ()
+        self.offer = self.lag = None
         self.branches = ()
         self.sought = False
         self.stored = self.restore_end = self.read = 0

@@ -8,6 +8,8 @@ rows cost little more than those of one, so it depends on how many rows there ar
 by how much there was of it: the normalised least mean squares rule (Nagumo and Noda 1967; Haykin, "Adaptive Filter
 Theory", chapter 6).
 
+What a draft model takes is learned apart: for each pass through it, and for each position that it computes.
+
 No clock and no randomness: the same steps and seconds give the same numbers on every machine, by nothing but sums,
 products and quotients. Knows plans, but neither sequences nor what anybody wants of a step.
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.contract.plan import Row, StepPlan
+from penstock.contract.plan import GuessWork, Row, StepPlan
 
 __all__ = ["Chunks", "Decoding", "StepTimes", "chunk_of"]
 
@@ -62,6 +64,10 @@ _CHUNKS = Chunks(1.0, 4000.0)
 until measurements tell the parts apart; it need not be right."""
 
 
+_GUESSING = (1.0, 8.0)
+"""The same for a draft model's passes and positions."""
+
+
 def chunk_of(start: int, count: int, window: int | None) -> Chunks:
     """What positions `[start, start + count)` of one sequence take.
 
@@ -81,18 +87,28 @@ class StepTimes:
         window: see `chunk_of`.
     """
 
-    __slots__ = ("_chunks", "_decoding", "_drafts", "window")
+    __slots__ = ("_chunks", "_decoding", "_drafts", "_guessing", "window")
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
         self._drafts: dict[int, _Parts] = {}  # by the number of rows that decode, in powers of two
         self._decoding = _Parts(_DECODING)
         self._chunks = _Parts(_CHUNKS)
+        self._guessing = _Parts(_GUESSING)
 
     @property
     def knows_chunks(self) -> bool:
         """Whether a step with a chunk was measured."""
         return self._chunks.learned > 0
+
+    def guessing(self, passes: float, positions: float) -> float:
+        """Seconds that a draft model takes for these; 0.0 while nothing is known of it."""
+        return self._guessing.of((passes, positions))
+
+    def learn_guessing(self, work: GuessWork) -> None:
+        """A draft model took so long. Nothing is learned without a positive, finite number."""
+        if 0.0 < work.seconds < float("inf") and work.passes:
+            self._guessing.learn((float(work.passes), float(work.positions)), work.seconds, 0.0)
 
     def of(self, work: Decoding | Chunks) -> float:
         """Seconds that so much takes; 0.0 while nothing is known of it."""

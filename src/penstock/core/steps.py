@@ -117,6 +117,12 @@ class PlanBuilder:
         self.budget -= count
         self.seqs[index].add_drafts(count)
 
+    def order_guesses(self, index: int, follow: int, guesses: int, new_blocks: tuple[int, ...]) -> None:
+        """Let the draft model catch up with row number `index`, and guess what comes behind it."""
+        row = self.rows[index]
+        blocks = row.new_blocks + new_blocks
+        self.rows[index] = replace(row, follow=follow, guesses=guesses, new_blocks=blocks)
+
     def add_checkpoints(self, index: int, checkpoints: tuple[Checkpoint, ...]) -> None:
         """Let row number `index` keep its state on the way."""
         self.rows[index] = replace(self.rows[index], checkpoints=checkpoints)

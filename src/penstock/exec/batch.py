@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -142,8 +143,7 @@ class SlotTables:
         assert known <= self._num_tokens[slot], f"slot {slot}: row ends at {known} of {self._num_tokens[slot]} tokens"
         samples = known == self._num_tokens[slot] and self._samplings[slot] is not _SILENT
         assert row.sample == samples, f"slot {slot}: samples at {known}"
-        if row.new_blocks:  # seldom
-            self._append_blocks(slot, row.new_blocks)
+        self.extend(slot, row.new_blocks)
         assert end <= self._num_blocks[slot] * self._block_size, f"slot {slot}: no block for position {end - 1}"
         self._computed[slot] = known
         if row.drafts:
@@ -158,6 +158,23 @@ class SlotTables:
             self._tokens[slot, at] = token
         self._num_tokens[slot] = at + 1
 
+    def num_tokens(self, slot: int) -> int:
+        """How many tokens of the sequence in `slot` are known."""
+        return self._num_tokens[slot]
+
+    def computed(self, slot: int) -> int:
+        """Where the next row of `slot` starts."""
+        return self._computed[slot]
+
+    def take_back(self, slot: int, count: int) -> None:
+        """Of the sequence in `slot` no more than the first `count` tokens are known."""
+        self._num_tokens[slot] = count
+
+    def extend(self, slot: int, blocks: tuple[int, ...]) -> None:
+        """Append blocks to the table of the sequence in `slot`."""
+        if blocks:  # seldom
+            self._append_blocks(slot, blocks)
+
     def confirm_draft(self, slot: int) -> None:
         """The newest token was drafted, so its position is computed already."""
         self._computed[slot] += 1
@@ -169,7 +186,11 @@ class SlotTables:
     def blocks(self, row: Row) -> list[int]:
         """The blocks that hold the positions of `row`, which are whole ones."""
         first, end = row.start // self._block_size, (row.start + row.count) // self._block_size
-        return self._blocks[row.slot, first:end].tolist()
+        return self.block_ids(row.slot, first, end).tolist()
+
+    def block_ids(self, slot: int, first: int, end: int) -> npt.NDArray[np.int32]:
+        """Entries `[first, end)` of the table of the sequence in `slot`."""
+        return self._blocks[slot, first:end]
 
     def fall_back(self, slot: int, computed: int) -> None:
         """A row got no further than this: the next one of its slot starts there."""

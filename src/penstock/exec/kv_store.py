@@ -65,13 +65,12 @@ def _numbers(spec: KvCacheSpec, block_size: int, dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in shapes if shape is not None)
 
 
-def blocks_for(budget_bytes: int, specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtype) -> int:
-    """How many blocks a budget pays for.
+def blocks_for(budget_bytes: int, each: int, block_size: int) -> int:
+    """How many blocks of `each` bytes and `block_size` tokens a budget pays for.
 
     Raises:
         ConfigError: when it does not pay for one.
     """
-    each = block_bytes(specs, block_size, dtype)
     if budget_bytes < each:
         raise ConfigError(
             "kv_cache_memory",

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Admit, PromptScores, Row, RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.plan import Admit, GuessWork, PromptScores, Row, RowResult, SampledToken, StepPlan, StepResult
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
@@ -37,7 +38,7 @@ from penstock.sampling import RowViews
 from penstock.thread_turns import going_first, letting_others
 from penstock.weights.embedding_layers import EmbeddingLayer
 
-__all__ = ["TorchRunner", "paged_attend"]
+__all__ = ["RowGuesser", "TorchRunner", "paged_attend"]
 
 _NOT_FINITE = "The model's output for this request is not finite."
 _NOT_FOLLOWED = "The grammar of this request became too complex to follow."
@@ -56,6 +57,36 @@ def paged_attend(
     """
     of = batch
     return PagedAttend(kv.keys, kv.values, of.write_slots, of.q_start, of.kv_len, of.block_table, backend, states, runs)
+
+
+class RowGuesser(Protocol):
+    """What guesses within a step how its sequences go on; see `exec.draft_model.DraftModel`."""
+
+    kv: KVStore
+
+    def admit(self, admit: Admit) -> None:
+        """Take in a sequence."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`."""
+        ...
+
+    def advance(self, row: Row) -> None:
+        """`row` is computed now."""
+        ...
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        ...
+
+    def borrowed(self, block: int) -> AbstractContextManager[None]:
+        """Inside the `with`, other sequences are followed, which may use `block`."""
+        ...
+
+    def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
+        """Take in what rows drew, and guess as they want: the results with guesses, and what that took."""
+        ...
 
 
 class TorchRunner:
@@ -77,9 +108,11 @@ class TorchRunner:
         states: StateStore | None = None,
         embedding_layers: Sequence[EmbeddingLayer] = (),
         keeping: BlockKeeping | None = None,
+        drafter: RowGuesser | None = None,
         *,
         foresees: bool = False,
     ) -> None:
+        self._drafter = drafter
         self._foresees = foresees and states is None  # no drafts are planned where state is carried
         self._states = states
         self._keeping = keeping
@@ -93,7 +126,8 @@ class TorchRunner:
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
         self._pools = Pools(self._embedding_layers)
         self._held: dict[int, Tensor] = {}  # of slots whose draw waits, [H] of their last known position
-        self._ahead = MemoryAhead((*kv.keys, *kv.values))
+        stores = (kv,) if drafter is None else (kv, drafter.kv)
+        self._ahead = MemoryAhead([cache for store in stores for cache in (*store.keys, *store.values)])
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -107,6 +141,8 @@ class TorchRunner:
             self._masking.release(slot)
             self._pools.release(slot)
             self._held.pop(slot, None)
+            if self._drafter is not None:
+                self._drafter.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
             self._masking.admit(admit)
@@ -114,18 +150,24 @@ class TorchRunner:
             self._ahead.reach(admit.blocks)
             if self._states is not None:
                 self._states.admit(admit)
+            if self._drafter is not None:
+                self._drafter.admit(admit)
         for row in plan.rows:
             slots.advance(row)
             self._ahead.reach(row.new_blocks)
-        rows, results, restoring = plan.rows, (), 0.0
+            if self._drafter is not None:
+                self._drafter.advance(row)
+        rows, results, restoring, guessing = plan.rows, (), 0.0, None
         if plan.num_restored:
             rows, results = self._restore(plan.rows)
             restoring = self._clock.now() - began
         if rows:
             with torch.inference_mode(), going_first():
                 results += self._compute(rows)
+                if self._drafter is not None:
+                    results, guessing = self._drafter.follow(rows, results)
         news = None if self._keeping is None else self._keeping.end()
-        return StepResult(plan.step, results, self._clock.now() - began, restoring, news)
+        return StepResult(plan.step, results, self._clock.now() - began, restoring, news, guessing)
 
     def reset(self) -> bool:
         """See `contract.ports.Runner`; keys and values stay."""
@@ -135,6 +177,8 @@ class TorchRunner:
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
+        if self._drafter is not None:
+            self._drafter.reset()
         if self._keeping is not None:
             self._keeping.end()
         return False
@@ -155,11 +199,12 @@ class TorchRunner:
         tokens = (0,) * count
         admit = Admit(slot=0, seq_id="warm-up", tokens=tokens, blocks=(0,), computed=0, sampling=spec, choice=0)
         chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
-        last = (Row(0, count - 1, 1, (), True),)
+        fits = count < min(self._kv.block_size, self._max_model_len)  # a guess behind the token that is drawn
+        last = (Row(0, count - 1, 1, (), True, follow=count + 1 if fits else 0, guesses=int(fits)),)
         keeping, self._keeping = self._keeping, None
         kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
         try:
-            with self._kv.borrowed_block(0):
+            with self._kv.borrowed_block(0), nullcontext() if self._drafter is None else self._drafter.borrowed(0):
                 self.run(StepPlan(0, (), (admit,), chunk))
                 self.run(StepPlan(1, (), (), last))
         finally:

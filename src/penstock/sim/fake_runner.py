@@ -9,7 +9,8 @@ poisoned when they are handed out; reading a position that was never written rai
 computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
 written late. Where the model carries recurrent state, that is a hash of all positions, which is kept in checkpoints as
 plans say. What plans save is kept as it was then, `stored` and `stored_states` by key, and rows read it back; whoever
-takes something out of these makes them come short.
+takes something out of these makes them come short. With `config.draft_context` there is a draft model: what it guesses
+is right at two places of three.
 
 It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
 nothing else, and does not know the scheduler.
@@ -23,13 +24,14 @@ from dataclasses import dataclass, field
 
 from penstock.contract.embedding import Pooling
 from penstock.contract.errors import EngineFault
-from penstock.contract.plan import Admit, Row, RowResult, SampledToken, Save, StepPlan, StepResult
+from penstock.contract.plan import Admit, GuessWork, Row, RowResult, SampledToken, Save, StepPlan, StepResult
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import (
     START,
     carry,
     cell,
+    golden,
     hidden_state,
     log_probability,
     next_token,
@@ -68,6 +70,7 @@ class _Slot:
     table: list[int]
     computed: int
     failure: str = ""
+    followed: int = 0  # positions that the draft model has computed
     pooled: int = 0  # of an embedding: what its hidden states add up to
     states: list[int] = field(default_factory=list)  # after `computed` positions, and before: of the newest row
 
@@ -211,9 +214,21 @@ class FakeRunner:
                 if result.waits:
                     self._let_those_behind_wait(row.slot, slot)
         seconds = self._cost.seconds(plan)
+        guessing = self._guess_work(plan)
+        if guessing is not None:
+            seconds += guessing.seconds
         if self._clock is not None:
             self._clock.advance(seconds)
-        return StepResult(plan.step, tuple(results), seconds)
+        return StepResult(plan.step, tuple(results), seconds, guessing=guessing)
+
+    def _guess_work(self, plan: StepPlan) -> GuessWork | None:
+        """What the draft model takes at most: each pass a fifth of a step, each position a fifth of one."""
+        passes = max([row.guesses for row in plan.rows], default=0)
+        positions = sum([row.follow + row.guesses for row in plan.rows])
+        if not positions:
+            return None
+        passes = max(1, passes)
+        return GuessWork((self._cost.step * passes + self._cost.token * positions) / 5, passes, positions)
 
     def _has_row(self, index: int, *, reading: bool = False) -> bool:
         """Whether a plan in flight has a row of this slot; with `reading`, one that reads."""
@@ -347,6 +362,7 @@ class FakeRunner:
         within = all(row.start < place <= end and place % self._config.block_size == 0 for place in places)
         self._require(within and sorted(set(places)) == places, f"{name}: checkpoints at {places} of a row to {end}")
         self._require(not (self._stateful and row.drafts), f"{name}: drafts of a model that carries state")
+        self._check_guessing(row, slot)
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
         blocks, rest = divmod(row.start, self._config.block_size)
         whole = not rest and row.count == len(row.stored) * self._config.block_size and end < len(slot.tokens)
@@ -354,6 +370,16 @@ class FakeRunner:
         right = not row.state or (self._stateful and row.stored[-1:] == (row.state,))
         self._require(right, f"{name}: reads a state that is not the one at its end")
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
+
+    def _check_guessing(self, row: Row, slot: _Slot) -> None:
+        """Hold what is wanted of the draft model to the law: all that it computes is in the context and has a block."""
+        if not (row.follow or row.guesses):
+            return
+        name, end = slot.admit.seq_id, row.start + row.count + max(1, row.guesses)
+        self._require(row.sample and row.follow > 0, f"{name}: a guess behind a row that draws nothing, or for nothing")
+        self._require(end <= self._config.draft_context, f"{name}: guesses beyond the draft model's context")
+        self._require(end <= self._config.max_model_len, f"{name}: guesses beyond the context")
+        self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks for guesses")
 
     def _check_continuation(self, row: Row, slot: _Slot) -> None:
         """Hold a row to the law of what was computed and drawn before it; one that failed or ended has none."""
@@ -448,11 +474,24 @@ class FakeRunner:
         if not row.sample:
             return None
         if not self._waits.get(slot.admit.seq_id):
-            return RowResult(row.slot, tuple(self._draw(row, slot, cells)))
+            drawn = tuple(self._draw(row, slot, cells))
+            guess = self._guess(row, slot)
+            lag = len(slot.tokens) - slot.followed if self._config.draft_context else -1
+            return RowResult(row.slot, drawn, guess=guess, lag=lag)
         self._waits[slot.admit.seq_id] -= 1
         slot.computed -= 1
         del slot.states[-1:]
         return RowResult(row.slot, waits=True)
+
+    def _guess(self, row: Row, slot: _Slot) -> tuple[int, ...]:
+        """What the draft model guesses, as far as it has caught up."""
+        slot.followed = min(len(slot.tokens), slot.followed + row.follow)
+        if slot.followed < len(slot.tokens):
+            return ()
+        sampling, choice = slot.admit.sampling, slot.admit.choice
+        coming = golden(slot.tokens, row.guesses, self._vocab_size, sampling, choice)
+        places = enumerate(coming, start=len(slot.tokens))
+        return tuple((token + (at % 3 == 0)) % self._vocab_size for at, token in places)
 
     def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
         """The token after the known ones, and the one after each draft that was right."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
+from penstock.draft_loading import find_draft_model, load_draft_model
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.model_text import grammars_of
 from penstock.text import open_text
@@ -73,6 +74,7 @@ def verify(
         window=target.window,
         stateful=target.stateful,
         dry_run=partial(dry_run, target=target),
+        draft_context=target.draft_context,
         served_blocks=target.blocks_for(served.kv_cache_memory, served.block_size) if served.kv_cache_memory else 0,
     )
     advance = _counter(on_progress, len(requests) * (1 + sum(schedule.runs for schedule in schedules)))
@@ -104,21 +106,34 @@ def profile(served: EngineConfig, budget: Budget = SMALL, cache_dir: Path | None
         EngineFault: see `verify`.
     """
     loaded = load_model(served, find_model(served, cache_dir), _say_nothing)
-    with open_target(loaded, served) as target:
+    with open_target(loaded, served, cache_dir) as target:
         return verify(target, budget, served)
 
 
 @contextmanager
-def open_target(loaded: LoadedModel, served: EngineConfig) -> Iterator[Target]:
-    """A loaded model with its text and its grammars, which end with the block.
+def open_target(
+    loaded: LoadedModel,
+    served: EngineConfig,
+    cache_dir: Path | None = None,
+    announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
+) -> Iterator[Target]:
+    """A loaded model with its text and its grammars, which end with the block, and its draft model if it has one.
+
+    Args:
+        loaded: the model.
+        served: the operator's options.
+        cache_dir: where fetched models are kept; None takes the user's cache directory.
+        announce: called with each line of the start report of a draft model.
 
     Raises:
-        SetupError: its tokenizer or chat template cannot be used.
+        SetupError: its tokenizer or chat template cannot be used, or its draft model cannot.
     """
     text = open_text(loaded.files.text)
+    files = find_draft_model(served, cache_dir)
+    draft = None if files is None else load_draft_model(served, files, text, loaded, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     try:
-        yield Target.of(loaded, served.threads, text, grammars)
+        yield Target.of(loaded, served.threads, text, grammars, draft)
     finally:
         grammars.close()
 
@@ -160,6 +175,8 @@ def _judge(schedule: Schedule, done: ScheduleRun, alone: Mapping[str, Outcome]) 
         given_back=done.given_back,
         drafted=done.drafted,
         accepted=done.accepted,
+        accepted_of_model=done.accepted_of_model,
+        losses=done.losses,
         restored=done.restored,
         tally=total(tallies),
         first=mismatches[0] if mismatches else None,

@@ -39,6 +39,8 @@ class Verdict:
         restored: admissions that went on from a checkpoint of recurrent state.
         drafted: tokens that were guessed and computed.
         accepted: how many of these were right.
+        accepted_of_model: how many of these the draft model had guessed.
+        losses: how often the runner was lost.
         first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
         trace: the lines of the schedule's record; () if nothing differs.
     """
@@ -53,6 +55,8 @@ class Verdict:
     restored: int
     drafted: int
     accepted: int
+    accepted_of_model: int
+    losses: int
     tally: Tally
     first: Mismatch | None
     trace: tuple[str, ...]
@@ -86,6 +90,10 @@ class Report:
         expected = any(verdict.schedule.can_batch_plain for verdict in self.verdicts)
         if self._expects_guesses and not any(verdict.accepted for verdict in self.verdicts):
             lacks.append("no guess was right")
+        if self._expects_model and not any(verdict.accepted_of_model for verdict in self.verdicts):
+            lacks.append("no guess of the draft model was right")
+        if any(each.schedule.losses for each in self.verdicts) and not any(each.losses for each in self.verdicts):
+            lacks.append("no runner was lost")
         if self._expects_states and not any(verdict.restored for verdict in self.verdicts):
             lacks.append("no sequence went on from a checkpoint of its state")
         if expected and not any(verdict.plain_steps for verdict in self.verdicts):
@@ -103,6 +111,12 @@ class Report:
         """Whether any schedule guesses, and some request has a second token that could have been guessed."""
         longest = max(request.stop.max_tokens for request in self.requests)
         return longest > 2 and any(each.schedule.right_guesses is not None for each in self.verdicts)
+
+    @property
+    def _expects_model(self) -> bool:
+        """Whether any schedule has a draft model, and some request has tokens that it could have guessed."""
+        longest = max(request.stop.max_tokens for request in self.requests)
+        return longest > 4 and any(each.schedule.config.draft_context for each in self.verdicts)
 
     @property
     def proved(self) -> bool:
@@ -133,8 +147,10 @@ class Report:
             "restored",
             "drafted",
             "accepted",
+            "accepted_of_model",
+            "losses",
         )
-        preemptions, recomputed, plain_steps, hit_tokens, given_back, restored, drafted, accepted = (
+        preemptions, recomputed, plain_steps, hit_tokens, given_back, restored, drafted, accepted, of_model, losses = (
             sum(getattr(verdict, name) for verdict in self.verdicts) for name in counted
         )
         stateful = any(verdict.schedule.config.checkpoints is not None for verdict in self.verdicts)
@@ -142,8 +158,10 @@ class Report:
         return (
             f"seen: {preemptions} preemptions, of which {recomputed} recomputed generated tokens"
             f" (built to preempt: schedules {tight or 'none'}), {plain_steps} steps of plain requests alone,"
-            f" {hit_tokens} positions from the cache"
+            + (f" {losses} runners lost," if losses else "")
+            + f" {hit_tokens} positions from the cache"
             + (f", {accepted} of {drafted} guessed tokens right" if drafted else "")
+            + (f", {of_model} of them by the draft model" if of_model else "")
             + (f", {given_back} blocks given back behind a window" if windowed else "")
             + (f", {restored} states restored" if stateful else "")
         )
@@ -211,6 +229,9 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "right_guesses": schedule.right_guesses,
         "drafted": verdict.drafted,
         "accepted": verdict.accepted,
+        "accepted_of_model": verdict.accepted_of_model,
+        "draft_model": bool(config.draft_context),
+        "losses": verdict.losses,
         "tally": _tally(verdict.tally),
         "first_mismatch": None if verdict.first is None else asdict(verdict.first),
     }

@@ -19,7 +19,17 @@ from penstock.contract.plan import StepPlan, TopLogprobs
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.core.trace import encode_abort, encode_drafts, encode_header, encode_plan, encode_result, encode_submit
+from penstock.core.draft_chances import MODEL
+from penstock.core.trace import (
+    encode_abort,
+    encode_drafts,
+    encode_fail,
+    encode_header,
+    encode_plan,
+    encode_reset,
+    encode_result,
+    encode_submit,
+)
 from penstock.engine.choice import Choice
 from penstock.text import Tokenizer
 from penstock.verify.guesses import Guesser
@@ -93,6 +103,8 @@ class ScheduleRun:
         restored: admissions that went on from a checkpoint of recurrent state.
         drafted: tokens that were guessed and computed.
         accepted: how many of these were right.
+        accepted_of_model: how many of these the draft model had guessed.
+        losses: how often the runner was lost.
         records: the trace, one function a line.
     """
 
@@ -106,6 +118,8 @@ class ScheduleRun:
     restored: int
     drafted: int
     accepted: int
+    accepted_of_model: int
+    losses: int
     records: tuple[Record, ...]
 
     @property
@@ -126,14 +140,22 @@ class _Watch:
         self._counted = {request.id for request in requests}
         self._plain = {request.id for request in requests if is_plain(request)}
         self._owners: dict[int, str] = {}  # sequence ids by slot
+        self._excused: set[str] = set()  # sequences that a runner had when it was lost
         self.recomputed = 0
         self.plain_steps = 0
+
+    def lose(self) -> None:
+        """The runner is gone: who comes back now was not preempted."""
+        self._excused.update(self._owners.values())
+        self._owners.clear()
 
     def see(self, plan: StepPlan) -> None:
         for admit in plan.admits:
             self._owners[admit.slot] = admit.seq_id
             had_output = 0 <= admit.prompt_tokens < len(admit.tokens)
-            self.recomputed += had_output and admit.seq_id in self._counted
+            excused = admit.seq_id in self._excused
+            self._excused.discard(admit.seq_id)
+            self.recomputed += had_output and admit.seq_id in self._counted and not excused
         drawing = [self._owners[row.slot] for row in plan.rows if row.sample]
         self.plain_steps += len(drawing) > 1 and self._plain.issuperset(drawing)
 
@@ -193,7 +215,9 @@ class _Drive:
     ) -> None:
         self.scheduler = Scheduler(config)
         self._guesser = guesser
-        self.drafted = self.accepted = 0
+        self.drafted = self.accepted = self.accepted_of_model = self.losses = 0
+        self._losing = () if watched is None else watched.losses
+        self._target = target
         self.records: list[Record] = [partial(encode_header, config)]
         self.outcomes: dict[str, Outcome] = {}
         self.watch = _Watch(watched)
@@ -225,9 +249,22 @@ class _Drive:
         self.watch.see(plan)
         if not plan.rows:
             raise EngineFault(f"nothing will ever move again: {plan.explain()}")
+        if plan.step in self._losing:
+            return self._lose_runner()
         result = self._runner.run(plan)
         self.records.append(partial(encode_result, result))
         return [event.seq_id for event in self.scheduler.commit(plan, result) if self._ends(event)]
+
+    def _lose_runner(self) -> list[str]:
+        """As an engine does where the runner's process was killed: another one computes everything again."""
+        self.losses += 1
+        self.watch.lose()
+        events = self.scheduler.fail_step(killed=True)
+        self.records.append(partial(encode_fail, True))
+        self._runner = self._target.make_runner(self.scheduler.config)
+        self.scheduler.reset_prefix_cache()
+        self.records.append(encode_reset)
+        return [event.seq_id for event in events if self._ends(event)]
 
     def _ends(self, event: SeqEvent) -> bool:
         """Note an event; true if it is its sequence's last."""
@@ -240,6 +277,7 @@ class _Drive:
             case DraftsJudged():
                 self.drafted += event.drafts
                 self.accepted += event.right
+                self.accepted_of_model += event.right if event.drafter == MODEL else 0
             case Generated():
                 live.push(event)
                 if live.ended:
@@ -323,6 +361,8 @@ def run_schedule(
         restored=drive.scheduler.restored,
         drafted=drive.drafted,
         accepted=drive.accepted,
+        accepted_of_model=drive.accepted_of_model,
+        losses=drive.losses,
         records=tuple(drive.records),
     )
 

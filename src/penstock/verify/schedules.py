@@ -58,6 +58,7 @@ class Schedule:
         by_kind: requests of a kind arrive together, so that whole batches are of that kind.
         arrivals: in order of submission.
         right_guesses: the chance that a token is right that is guessed for a row; None: nobody guesses.
+        losses: steps in which the runner is lost, with all that it had in memory.
     """
 
     index: int
@@ -69,6 +70,7 @@ class Schedule:
     arrivals: tuple[Arrival, ...]
     strangers: tuple[Stranger, ...]
     right_guesses: float | None = None
+    losses: tuple[int, ...] = ()
 
     @property
     def cache(self) -> str:
@@ -125,6 +127,7 @@ def draw_schedules(
     stateful: bool = False,
     dry_run: Callable[[Schedule], Seen],
     served_blocks: int = 0,
+    draft_context: int = 0,
 ) -> tuple[Schedule, ...]:
     """Schedule 0 with the sizes of `served`, and drawn ones after it.
 
@@ -141,6 +144,8 @@ def draw_schedules(
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; then the best of them is taken.
         served_blocks: KV blocks of schedule 0; 0 for as many as all requests together need.
+        draft_context: positions that the draft model can compute, which guesses in two schedules of three, alone and
+            beside other guesses; 0 for none.
 
     Raises:
         ConfigError: a request alone needs more than `served_blocks`.
@@ -160,13 +165,23 @@ def draw_schedules(
             attempts = (_with_checkpoints(draw, drawn, served) for drawn in attempts)
         if served.speculate and not stateful:
             right = _RIGHT_GUESSES[index % len(_RIGHT_GUESSES)]
-            attempts = _guessing(attempts, right)
+            attempts = _guessing(attempts, right, 0 if index % 3 == 1 else draft_context)
+        if index % 3:
+            attempts = _losing(draw, attempts)
         schedules.append(_best(attempts, dry_run))
     return tuple(schedules)
 
 
-def _guessing(attempts: Iterable[Schedule], right: float | None) -> Iterator[Schedule]:
-    return (replace(drawn, right_guesses=right) for drawn in attempts)
+def _guessing(attempts: Iterable[Schedule], right: float | None, draft_context: int) -> Iterator[Schedule]:
+    for drawn in attempts:
+        yield replace(drawn, right_guesses=right, config=replace(drawn.config, draft_context=draft_context))
+
+
+def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
+    """The runner is lost once or twice, early enough that some requests are not done."""
+    for drawn in attempts:
+        last = max(4, len(drawn.arrivals))
+        yield replace(drawn, losses=tuple(sorted(draw.sample(range(2, last), k=min(2, last - 2)))))
 
 
 def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> Schedule:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from penstock.contract.errors import ConfigError
 from penstock.contract.ports import Grammars, Runner
 from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.draft_loading import drafter_of
 from penstock.exec.device import compute_threads, open_backend, set_torch_threads
-from penstock.exec.kv_store import blocks_for
+from penstock.exec.kv_store import block_bytes, blocks_for
 from penstock.loading import LoadedModel
 from penstock.text import ReasoningBudgets, TextModel
 
@@ -35,6 +36,7 @@ class Target:
         window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
         stateful: whether it carries recurrent state, for which schedules have checkpoints.
         blocks_for: the KV blocks that so many bytes hold, by bytes and block size.
+        draft_context: positions that its draft model can compute; 0 where it has none.
     """
 
     vocab_size: int
@@ -48,23 +50,34 @@ class Target:
     window: int | None = None
     stateful: bool = False
     blocks_for: Callable[[int, int], int] = lambda memory, block_size: 0  # noqa: ARG005
+    draft_context: int = 0
 
     @classmethod
-    def of(cls, loaded: LoadedModel, threads: int, text: TextModel, grammars: Grammars | None = None) -> Target:
+    def of(
+        cls,
+        loaded: LoadedModel,
+        threads: int,
+        text: TextModel,
+        grammars: Grammars | None = None,
+        draft: LoadedModel | None = None,
+    ) -> Target:
         """A loaded model; `threads` is the option of that name, 0 for one thread per physical core.
+
+        With `draft` its runners have a draft model, where the scheduler asks for guesses.
 
         Raises:
             ConfigError: it only embeds.
         """
         if loaded.program.looks_ahead:
             raise ConfigError("model", "only embeds, and what is verified is generated")
-        on_threads = loaded
+        on_threads, drafting = loaded, draft
 
         def use_threads(count: int) -> None:
-            nonlocal on_threads
+            nonlocal on_threads, drafting
             set_torch_threads(count)
             if loaded.backend.exact:
                 on_threads = loaded.on(open_backend(loaded.device, count, loaded.isa))
+                drafting = None if draft is None else draft.on(on_threads.backend)
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = on_threads.kv_store(config.num_blocks, config.block_size)
@@ -72,8 +85,13 @@ class Target:
             states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0)
             if states is not None:
                 states.fill_with_nan()
-            budgets = ReasoningBudgets(text)
-            return on_threads.runner(kv, config.max_num_seqs, config.max_model_len, grammars, budgets, states)
+            budgets, drafter = ReasoningBudgets(text), None
+            if config.draft_context and drafting is not None:
+                sizes = config.num_blocks, config.block_size, config.max_num_seqs, config.max_model_len
+                drafter = drafter_of(drafting, on_threads, *sizes)
+                drafter.kv.fill_with_nan()
+            sizes_of_slots = config.max_num_seqs, config.max_model_len
+            return on_threads.runner(kv, *sizes_of_slots, grammars, budgets, states, drafter=drafter)
 
         return cls(
             vocab_size=loaded.shape.vocab_size,
@@ -86,5 +104,8 @@ class Target:
             grammars=grammars,
             window=loaded.program.window,
             stateful=bool(loaded.program.states),
-            blocks_for=lambda memory, size: blocks_for(memory, loaded.program.caches, size, loaded.kv_dtype),
+            draft_context=0 if draft is None else draft.shape.max_positions,
+            blocks_for=lambda memory, size: blocks_for(
+                memory, block_bytes(loaded.program.caches, size, loaded.kv_dtype), size
+            ),
         )

@@ -57,12 +57,11 @@ class _Connection(h11.Connection):
             # An empty chunk would be the end (RFC 9112, section 7.1).
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
         written = super().send(event)
-        if isinstance(event, h11.Response):
+        if isinstance(event, h11.Response) and written:
             head = written.lower()
             self._in_chunks = b"\r\ntransfer-encoding: chunked\r\n" in head
             if b"\r\ncontent-length: " in head:
-                self._head = written
-                return b""
+                self._head, written = written, b""
             return written
         self._in_chunks = False
         if self._head and written is not None:

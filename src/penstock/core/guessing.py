@@ -1,0 +1,210 @@
+"""What the draft model is to do in a step: whose answers it catches up with, and how many tokens it guesses for them.
+
+It guesses when a step has drawn, and the next step computes what it guessed. A guess takes time before anybody knows
+whether it is right: `draft_lengths` weighs what the large model computes, and here is weighed what the small one does.
+Knows neither of them: what a pass and a position take is learned by `core.step_time`, how often guesses are right by
+`core.draft_chances`.
+
+Where guesses do not pay, none are wanted, but for one now and then: a hundredth of the time is spent on finding out
+whether they would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.contract.plan import Draft, StepResult
+from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.core.block_pool import BlockPool
+from penstock.core.draft_chances import MODEL, DraftChances
+from penstock.core.draft_lengths import DELAY
+from penstock.core.step_time import StepTimes
+from penstock.core.steps import PlanBuilder
+
+__all__ = ["Guessing"]
+
+_MOST = 8
+"""Tokens of a guess. Each takes a pass, and is right only if all before it are."""
+
+_PROBES = 0.01
+"""The share of the time that goes into guesses which are not expected to pay."""
+
+_SAVED = 0.05
+"""Seconds of it that can be saved up, and that are there at the beginning, when nothing is known."""
+
+_FEW = 16
+"""Positions that the draft model may catch up with in any step."""
+
+_LEVEL = 4
+"""Positions by which it may be behind a sequence that it follows: no time is reckoned for them."""
+
+
+class _Candidate(NamedTuple):
+    """A row behind which something could be guessed.
+
+    Attributes:
+        at: the number of the row in the plan.
+        chance: that a guessed token is right if those before it are.
+        most: tokens that can be of use.
+        lag: known positions that the draft model has not computed.
+        behind: the same when the row has drawn, at most.
+        share: how many of them one guess must pay for: what is left of an answer is taken to be as long as what there
+            is, so catching up is shared by as many guesses.
+    """
+
+    at: int
+    chance: float
+    most: int
+    lag: int
+    behind: int
+    share: float
+
+
+class Guessing:
+    """What the scheduler decides of the draft model. Owned by `Drafting`.
+
+    Args:
+        config: says how far the draft model's context reaches, and whether guesses are weighed.
+        pool: whose blocks guessed positions take.
+        times: what steps and passes take.
+        chances: what is known of guesses.
+    """
+
+    __slots__ = ("_allowance", "_chances", "_config", "_pool", "_times")
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes, chances: DraftChances) -> None:
+        self._config = config
+        self._pool = pool
+        self._times = times
+        self._chances = chances
+        self._allowance = _SAVED  # seconds for guesses that may not pay
+
+    def add(self, builder: PlanBuilder, spare: int) -> None:
+        """Say behind which rows the draft model is to guess, as far as blocks are left.
+
+        Args:
+            builder: holds all rows of the plan, with their drafts.
+            spare: blocks that must still be available afterwards.
+        """
+        found = list(self._candidates(builder))
+        if not found:
+            return
+        if not self._config.weigh_drafts:
+            self._order_all(builder, found, spare)
+            return
+        drawing = [row.start for row in builder.rows if row.sample]
+        counts = self._worth(found, drawing)
+        if counts:
+            self._order(builder, found, counts, len(drawing), spare)
+        else:
+            self._probe(builder, found, spare)
+
+    def learn(self, result: StepResult) -> None:
+        """A step was computed."""
+        if 0.0 < result.seconds < float("inf"):
+            self._allowance = min(_SAVED, self._allowance + _PROBES * result.seconds)
+        if result.guessing is not None:
+            self._times.learn_guessing(result.guessing)
+
+    def _candidates(self, builder: PlanBuilder) -> Iterator[_Candidate]:
+        for index, (row, seq) in enumerate(zip(builder.rows, builder.seqs, strict=True)):
+            if not row.sample or seq.lag is None or seq.drawing > 1:  # how far the draft model is, is not known
+                continue
+            drafts, end = len(row.drafts), row.start + row.count
+            most = min(_MOST, seq.limit - end - 2, self._config.draft_context - end)
+            if most < 1:
+                continue
+            chance = self._chances.of(seq.judgements, Draft(seq.id, (), MODEL))
+            best = seq.guesses[0][0] if seq.guesses else None
+            if best is not None and best.drafter != MODEL and self._chances.of(seq.judgements, best) > chance:
+                continue  # what is repeated now is likely to be repeated further
+            generated = max(1, len(seq.tokens) - len(seq.request.prompt))
+            share = max(1.0, seq.lag / generated)
+            yield _Candidate(index, chance, most, seq.lag, seq.lag + drafts + 1, share)
+
+    def _worth(self, found: Sequence[_Candidate], drawing: list[int]) -> dict[int, int]:
+        """How many tokens to guess, by place in `found`: another pass as long as it brings more for its time.
+
+        As with `draft_lengths`, what the step as a whole brings is the measure; a pass takes the time of the draft
+        model, and what the large model takes for the same positions in the next step.
+        """
+        seconds = self._times.of(self._times.decoding(drawing))
+        each_pass, each = self._times.guessing(1, 0), self._times.guessing(0, 1)
+        if not seconds or not (each_pass or each):
+            return {}
+        price = self._times.draft_price(drawing)
+        counts: dict[int, int] = {}
+        brought, taken = float(len(drawing)), seconds
+        going = sorted(range(len(found)), key=lambda place: (-found[place].chance, place))
+        for length in range(1, _MOST + 1):
+            joining, gain, cost = [], 0.0, each_pass
+            for place in going:
+                one = found[place]
+                chance = one.chance**length
+                took = price + each * (one.share if length == 1 else 1.0)
+                if length <= one.most and chance * (taken + cost) >= (brought + gain) * took:
+                    joining.append(place)
+                    gain, cost = gain + chance, cost + took
+            longest = seconds * (1 + DELAY) if len(joining) < len(drawing) else float("inf")
+            if not joining or gain * taken < brought * cost or taken + cost > longest:
+                break
+            for place in joining:
+                counts[place] = length
+            brought, taken, going = brought + gain, taken + cost, joining
+        return counts
+
+    def _order(
+        self, builder: PlanBuilder, found: Sequence[_Candidate], counts: dict[int, int], drawing: int, spare: int
+    ) -> None:
+        """Have `counts` tokens guessed; who is far behind catches up first, over several steps."""
+        budget = self._catching_up(builder, drawing)
+        for place in sorted(counts):
+            one = found[place]
+            late = max(0, one.lag - _LEVEL)
+            if late <= budget:
+                self._order_row(builder, one.at, one.behind, counts[place], spare)
+            elif budget > 0:
+                self._order_row(builder, one.at, budget, 0, spare)
+            budget -= min(late, budget)
+
+    def _catching_up(self, builder: PlanBuilder, drawing: int) -> int:
+        """Positions that the draft model may compute before it guesses: in the time of a step, or of a part of one."""
+        most = self._config.max_num_batched_tokens
+        each = self._times.guessing(0, 1)
+        if not each:
+            return _FEW
+        seconds = self._times.of(self._times.decoding([row.start for row in builder.rows if row.sample]))
+        return min(most, max(_FEW, int(seconds * (1.0 if drawing == 1 else DELAY) / each)))
+
+    def _probe(self, builder: PlanBuilder, found: Sequence[_Candidate], spare: int) -> None:
+        """One token for one row, if what was saved up pays for it; for nothing while nobody knows what it takes."""
+        one = min(found, key=lambda each: (each.behind, each.at))
+        follow = min(one.behind, self._catching_up(builder, 2))
+        cost = self._times.guessing(1, follow)
+        if cost <= self._allowance:
+            self._allowance -= cost
+            self._order_row(builder, one.at, follow, int(follow == one.behind), spare)
+
+    def _order_all(self, builder: PlanBuilder, found: Sequence[_Candidate], spare: int) -> None:
+        """Every length and every row, for whoever wants to see that nothing depends on guesses."""
+        budget = self._config.max_num_batched_tokens
+        for one in found:
+            follow = min(one.behind, budget)
+            budget -= follow
+            if follow > 0:
+                wanted = min(one.most, 1 + (builder.step + one.at) % 4) if follow == one.behind else 0
+                self._order_row(builder, one.at, follow, wanted, spare)
+
+    def _order_row(self, builder: PlanBuilder, index: int, follow: int, guesses: int, spare: int) -> None:
+        """Have up to `guesses` tokens guessed behind row number `index`, as many as there are blocks for.
+
+        The draft model computes the token that is drawn last, and all that it guesses but the last.
+        """
+        row, seq, pool = builder.rows[index], builder.seqs[index], self._pool
+        end, blocks = row.start + row.count, len(seq.lease.blocks)
+        room = (blocks + max(0, pool.available - spare)) * pool.block_size - end
+        if room > 0:
+            guesses = min(guesses, room)
+            pool.extend(seq.lease, max(0, pool.blocks_for(end + max(1, guesses)) - blocks))
+            builder.order_guesses(index, follow, guesses, tuple(seq.lease.blocks[blocks:]))

@@ -1,0 +1,240 @@
+"""The draft model: a small model that follows the sequences of a large one, and guesses how they go on.
+
+It has a KV store of its own, of as many blocks of the same size, and the same block tables: preemption, shared prefixes
+and drafts that were wrong need nothing new. What it has computed it knows by itself, position by position, and of
+blocks that sequences share, whole block by block; whatever it lacks (a prompt that was cached, a process that was lost)
+it computes before it guesses. Its tokens are chosen as the large model's are, with the sequence's parameters and the
+random number of the same place, so that the two agree more often than the most likely token would.
+
+Decides nothing: plans say whom it follows and how much it guesses. Nothing depends on what it says but time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from penstock.contract.plan import Admit, GuessWork, Row, RowResult
+from penstock.contract.ports import Clock
+from penstock.exec.batch import SlotTables
+from penstock.exec.kv_store import KVStore
+from penstock.exec.sampler import sample
+from penstock.kernels.backend import Backend
+from penstock.nn.causal_lm import CausalLM
+from penstock.nn.paged import PagedAttend
+from penstock.sampling import RowViews
+from penstock.thread_turns import letting_others
+
+__all__ = ["DraftModel"]
+
+_REPORTED = ("logprobs", "logprobs_mode", "prompt_logprobs")
+"""Parameters that only say what is reported of a token."""
+
+
+class DraftModel:
+    """Owned by a runner; not thread-safe. What is computed is torch's, under the caller's inference mode.
+
+    Args:
+        model: of the large model's vocabulary; its logits may be wider or narrower.
+        kv: its own, with as many blocks as the large model's, and as large ones.
+        max_num_seqs: slots.
+        max_model_len: most tokens of a sequence.
+        vocab_size: width of the large model's logits; guessed ids lie below it.
+        backend: computes with it; the large model's, whose threads it shares.
+        clock: says what it takes.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        backend: Backend,
+        clock: Clock,
+    ) -> None:
+        self.kv = kv
+        self._model = model
+        self._sizes = max_num_seqs, max_model_len, kv.block_size
+        self._vocab_size = vocab_size
+        self._backend = backend
+        self._clock = clock
+        self._whole = np.zeros(kv.num_blocks, dtype=np.bool_)  # blocks of which every position is computed
+        self._begin()
+
+    def admit(self, admit: Admit) -> None:
+        """Take in a sequence that will draw tokens; of its cached blocks, those are there that were followed."""
+        if admit.embedding is not None:
+            return
+        size, spec = self.kv.block_size, admit.sampling
+        cached = list(admit.blocks[: admit.computed // size])
+        lacking = np.flatnonzero(~self._whole[cached])
+        blocks = int(lacking[0]) if len(lacking) else len(cached)
+        for name in _REPORTED:
+            spec = spec.without(name)
+        computed = min(blocks * size, len(admit.tokens) - 1)
+        self._tables.admit(replace(admit, computed=computed, sampling=spec, thinking=None, grammar=None))
+        self._noted[admit.slot] = blocks
+        self._guesses[admit.slot] = ()
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`; one that draws no tokens is none of its."""
+        if slot in self._guesses:
+            self._tables.release(slot)
+            del self._guesses[slot], self._noted[slot]
+
+    def advance(self, row: Row) -> None:
+        """The large model computes `row`: what the blocks of its positions held is another's, or gone."""
+        if row.slot in self._guesses:
+            self._tables.extend(row.slot, row.new_blocks)
+            size = self.kv.block_size
+            written = self._tables.block_ids(row.slot, row.start // size, -(-(row.start + row.count) // size))
+            self._whole[written] = False
+
+    def reset(self) -> None:
+        """Forget every sequence; keys and values stay."""
+        self._begin()
+
+    @contextmanager
+    def borrowed(self, block: int) -> Iterator[None]:
+        """Inside the `with`, it follows other sequences, which may use `block`; after it everything is as it was."""
+        kept = self._tables, self._guesses, self._noted
+        whole = self._whole[block]
+        self._begin()
+        try:
+            with self.kv.borrowed_block(block):
+                yield
+        finally:
+            self._tables, self._guesses, self._noted = kept
+            self._whole[block] = whole
+
+    def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
+        """Take in what rows drew, catch up where that is wanted, and guess.
+
+        Args:
+            rows: all that were computed.
+            results: what came of those that have something to say, in their order.
+
+        Returns:
+            The results, those of sampling rows with what was guessed, and how far this model is behind.
+        """
+        began = self._clock.now()
+        by_slot = {row.slot: row for row in rows if row.sample}
+        orders = []
+        for result in results:
+            row = by_slot.get(result.slot)
+            if row is None:
+                continue
+            self._take(result)
+            if row.follow and not result.failure and not result.waits:
+                orders.append(row)
+        passes, positions = self._guess(orders) if orders else (0, 0)
+        said = tuple(self._said(result) if result.slot in by_slot else result for result in results)
+        return said, GuessWork(self._clock.now() - began, passes, positions)
+
+    def _begin(self) -> None:
+        self._tables = SlotTables(*self._sizes)
+        self._guesses: dict[int, tuple[int, ...]] = {}  # by slot: behind the last token that was drawn
+        self._noted: dict[int, int] = {}  # by slot: leading blocks that are known to be whole
+
+    def _take(self, result: RowResult) -> None:
+        """Add what was drawn; as far as that was guessed, it is computed already, but for the last token."""
+        slot, tables = result.slot, self._tables
+        known, computed, right = tables.num_tokens(slot), tables.computed(slot), 0
+        for token, guess in zip(result.tokens, self._guesses[slot], strict=False):
+            if token.id != guess:
+                break
+            right += 1
+        for token in result.tokens:
+            tables.append(slot, token.id)
+        self._guesses[slot] = ()
+        tables.fall_back(slot, min(computed, known + right, tables.num_tokens(slot) - 1))
+
+    def _said(self, result: RowResult) -> RowResult:
+        slot, tables = result.slot, self._tables
+        lag = max(0, tables.num_tokens(slot) - tables.computed(slot))
+        return result._replace(guess=self._guesses[slot], lag=lag)
+
+    def _guess(self, orders: Sequence[Row]) -> tuple[int, int]:
+        """Catch up with the sequences of `orders` and guess: the passes that took, and their positions."""
+        rows = [self._catching_up(row) for row in orders]
+        wanted = {row.slot: row.guesses for row in orders}
+        known = {row.slot: self._tables.num_tokens(row.slot) for row in orders}
+        passes = positions = 0
+        while rows:
+            for row in rows:
+                self._tables.advance(row)
+            hidden = self._forward(rows)
+            passes, positions = passes + 1, positions + sum([row.count for row in rows])
+            drawing = [at for at, row in enumerate(rows) if row.sample and wanted[row.slot]]
+            rows = self._draw([rows[at] for at in drawing], hidden, _last_places(rows, drawing)) if drawing else []
+            for row in rows:
+                wanted[row.slot] -= 1
+            rows = [row for row in rows if wanted[row.slot]]
+        for slot, count in known.items():
+            self._tables.take_back(slot, count)
+            self._note_whole(slot)
+        return passes, positions
+
+    def _catching_up(self, order: Row) -> Row:
+        """The row of positions that lack, as many as may be computed; it draws if none is left then."""
+        start = self._tables.computed(order.slot)
+        lag = self._tables.num_tokens(order.slot) - start
+        count = min(lag, order.follow)
+        return Row(order.slot, start, count, (), sample=count == lag)
+
+    def _forward(self, rows: Sequence[Row]) -> Tensor:
+        batch = self._tables.batch(rows, self.kv.device)
+        attend = PagedAttend(
+            *(self.kv.keys, self.kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table),
+            self._backend,
+            (),
+            None,
+        )
+        with letting_others():
+            return self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+
+    def _draw(self, rows: Sequence[Row], hidden: Tensor, places: Sequence[int]) -> list[Row]:
+        """Choose the next token of each of `rows`, from `hidden` at `places`; the rows of those that have one."""
+        slots = [row.slot for row in rows]
+        samplings, positions = self._tables.next_draws(rows)
+
+        def row_views(chosen: Sequence[int]) -> RowViews:
+            return self._tables.views([slots[at] for at in chosen])
+
+        logits = self._model.logits(hidden if len(places) == len(hidden) else hidden[places])
+        sampled = sample(_as_wide(logits, self._vocab_size), samplings, positions, row_views, self._backend.choose)
+        following = []
+        for row, token, failed in zip(rows, sampled.tokens, sampled.failed, strict=True):
+            if not failed:
+                self._tables.append(row.slot, token)
+                self._guesses[row.slot] += (token,)
+                following.append(Row(row.slot, row.start + row.count, 1, (), sample=True))
+        return following
+
+    def _note_whole(self, slot: int) -> None:
+        """Note which blocks are computed, of tokens that were drawn and not guessed."""
+        end = min(self._tables.computed(slot), self._tables.num_tokens(slot) - 1) // self.kv.block_size
+        if end > self._noted[slot]:
+            self._whole[self._tables.block_ids(slot, self._noted[slot], end)] = True
+            self._noted[slot] = end
+
+
+def _last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
+    """Where the last positions of the `chosen` rows are in the batch of all `rows`."""
+    ends = np.cumsum([row.count for row in rows])
+    return [int(ends[at]) - 1 for at in chosen]
+
+
+def _as_wide(logits: Tensor, width: int) -> Tensor:
+    """`[S, V]` as wide as the large model's: what lies beyond is cut off, what lacks is ruled out."""
+    if logits.shape[1] > width:
+        return logits[:, :width].contiguous()
+    return pad(logits, (0, width - logits.shape[1]), value=-torch.inf) if logits.shape[1] < width else logits
