@@ -150,8 +150,8 @@ class _Pair:
 
 def step_seconds(pair: _Pair, streams: int, repeats: int) -> list[float]:
     """The median time of a step with guesses of each length, that were wrong: it draws one token a stream."""
-    runner, blocks = pair.runner(pair.drafter()), pair.config.num_blocks // streams
-    found, length, step = [], PROMPT, 0
+    runner, blocks = pair.runner(pair.drafter()), -(-pair.config.max_model_len // pair.config.block_size)
+    found, step = [], 0
     admits = tuple(
         Admit(n, f"s{n}", (n + 3,) * PROMPT, tuple(range(n * blocks, (n + 1) * blocks)), 0, GREEDY, 0)
         for n in range(streams)
