@@ -11,6 +11,7 @@ import os
 import random
 import sys
 
+import penstock.building  # noqa: F401 - which brings torch in, before the first fork
 from penstock import LLM, SamplingParams
 
 PROMPTS = 24

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import killed_writer
 import pytest
-from served import PATIENCE
 from tiny_checkpoints import VARIANTS, write_lettered
 
 from needs import COMPILED
@@ -47,7 +45,6 @@ def test_kills_while_writing_change_no_answer(family, kills, tmp_path):
             time.sleep(rng.uniform(0.0, 0.3))
             os.kill(pid, signal.SIGKILL)
             while True:
-                assert select.select([writer.stdout], [], [], PATIENCE)[0]
                 number, said, *of_cache = json.loads(writer.stdout.readline())
                 if number == "dead":
                     assert said == signal.SIGKILL
