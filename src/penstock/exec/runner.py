@@ -10,38 +10,33 @@ nothing behind that a later sequence could see.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from penstock.contract.plan import Admit, GuessWork, PromptScores, Row, RowResult, SampledToken, StepPlan, StepResult
+from penstock.contract.plan import Admit, GuessWork, PromptScores, Row, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.block_keeping import BlockKeeping
-from penstock.exec.grammar_masking import GrammarMasking, PendingMasks
+from penstock.exec.drawing import NOT_FINITE, Drawing, Drawn
+from penstock.exec.grammar_masking import GrammarMasking
 from penstock.exec.kv_store import KVStore
 from penstock.exec.memory_ahead import MemoryAhead
 from penstock.exec.pooling import Pools
 from penstock.exec.prompt_scores import prompt_scores
-from penstock.exec.sampler import Sampled, see_nothing
 from penstock.exec.state_store import StateStore
 from penstock.kernels.backend import Backend
 from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
-from penstock.sampling import RowViews
 from penstock.thread_turns import going_first, letting_others
 from penstock.weights.embedding_layers import EmbeddingLayer
 
 __all__ = ["RowGuesser", "TorchRunner", "paged_attend"]
-
-_NOT_FINITE = "The model's output for this request is not finite."
-_NOT_FOLLOWED = "The grammar of this request became too complex to follow."
 
 
 def paged_attend(
@@ -254,135 +249,17 @@ class TorchRunner:
                 self._held.pop(row.slot, None)  # it waited, and is computed again because it has drafts
         for row in waited if self._states is not None else ():
             self._states.keep(row)
-        drawn = _Drawn(defaultdict(list), {}, {}, {})
+        drawn = Drawn(defaultdict(list), {}, {}, {})
         if sampling:
             hidden = torch.cat(draws_from) if waited else draws_from[0]
-            self._draw(sampling, self._model.logits(hidden), pending, drawn)  # of [S, V]
+            drawing = Drawing(self._slots, self._masking, drawn)
+            drawing.draw(sampling, self._model.logits(hidden), pending)  # of [S, V]
             for slot, place in drawn.waiting.items():
                 self._held[slot] = hidden[place].clone()
                 self._slots.put_off_draw(slot)
             if self._foresees:
-                self._foresee(sampling, drawn)
+                drawing.foresee(sampling)
         return _results(rows, drawn, prompts, vectors)
-
-    def _foresee(self, rows: Sequence[Row], drawn: _Drawn) -> None:
-        """Note what the forms of `rows` make likely to come next."""
-        for row in rows:
-            if row.slot not in drawn.waiting and row.slot not in drawn.failures:
-                drawn.foreseen[row.slot] = self._masking.foresee(row.slot)
-
-    def _draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None, drawn: _Drawn) -> None:
-        """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
-
-        One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
-        has then seen exactly the tokens before it. Rows that depend on nothing of that kind draw at all places at once,
-        and so do those whose forms go along with their drafts.
-
-        Args:
-            rows: at least one; all sample.
-            logits: `[S, V]`, of each row's last known position and its drafts, row after row; changed.
-            pending: the masks of the first places.
-            drawn: what comes of it is added here.
-        """
-        going, places = rows, list(accumulate([1 + len(row.drafts) for row in rows[:-1]], initial=0))
-        if len(rows) < logits.shape[0]:
-            watched = self._masking.watched(pending)
-            free = [at for at, row in enumerate(rows) if row.drafts and self._draws_freely(row, watched)]
-            if free:
-                self._draw_at_once([rows[at] for at in free], [places[at] for at in free], logits, drawn)
-            along = [at for at, row in enumerate(rows) if row.drafts and self._draws_along(row)]
-            further = self._draw_along([(rows[at], places[at]) for at in along], logits, drawn)
-            done = {*free, *along}
-            further += [(rows[at], places[at]) for at in range(len(rows)) if at not in done]
-            if not further:
-                return
-            going, places = [row for row, _ in further], [place for _, place in further]
-            pending = self._masking.begin(going)
-        while True:
-            here = logits if len(places) == logits.shape[0] else logits[places]
-            sampled = self._draw_once(going, here, pending)
-            for row, place in zip(going, places, strict=True):
-                if self._masking.waits(row.slot):
-                    drawn.waiting[row.slot] = place
-            right = [at for at, row in enumerate(going) if self._keep(row, drawn, sampled, at)]
-            if not right:
-                return
-            going, places = [going[at] for at in right], [places[at] + 1 for at in right]
-            pending = self._masking.begin(going)
-
-    def _draws_freely(self, row: Row, watched: Set[int]) -> bool:
-        """Whether the draws of a row depend on their places' logits and positions alone, not on the tokens before."""
-        return row.slot not in watched and not self._slots.sampling(row.slot).row_stages
-
-    def _draw_at_once(self, rows: Sequence[Row], places: Sequence[int], logits: Tensor, drawn: _Drawn) -> None:
-        """Draw at every place of `rows`, which draw freely and begin at `places`; keep what is not behind a miss."""
-        counts = [1 + len(row.drafts) for row in rows]
-        own, next_positions = self._slots.next_draws(rows)
-        samplings = [sampling for sampling, count in zip(own, counts, strict=True) for _ in range(count)]
-        positions = [
-            at for first, count in zip(next_positions, counts, strict=True) for at in range(first, first + count)
-        ]
-        if len(positions) < logits.shape[0]:
-            chosen = [at for first, count in zip(places, counts, strict=True) for at in range(first, first + count)]
-            logits = logits[chosen]
-        sampled = self._masking.sample(logits, samplings, positions, None, see_nothing)
-        first = 0
-        for row, count in zip(rows, counts, strict=True):
-            at = first
-            while self._keep(row, drawn, sampled, at):
-                at += 1
-            first += count
-
-    def _draws_along(self, row: Row) -> bool:
-        """Whether the draws of a row depend on their places and on a form alone that can go along with its drafts."""
-        return not self._slots.sampling(row.slot).row_stages and self._masking.goes_along(row.slot)
-
-    def _draw_along(self, rows: Sequence[tuple[Row, int]], logits: Tensor, drawn: _Drawn) -> list[tuple[Row, int]]:
-        """Draw at every place of rows whose forms go along with their drafts; who is to go on from which place.
-
-        Args:
-            rows: each with its first place.
-            logits: as for `_draw`.
-            drawn: what comes of it is added here.
-        """
-        if not rows:
-            return []
-        own, next_positions = self._slots.next_draws([row for row, _ in rows])
-        of = [logits[place : place + 1 + len(row.drafts)] for row, place in rows]
-        sampled, spans = self._masking.sample_along([row for row, _ in rows], of, own, next_positions)
-        further: list[tuple[Row, int]] = []
-        for (row, place), span in zip(rows, spans, strict=True):
-            for at in span[:-1]:
-                self._keep(row, drawn, sampled, at)
-            if self._masking.waits(row.slot):
-                drawn.waiting[row.slot] = place + len(span) - 1
-            elif self._keep(row, drawn, sampled, span[-1]):
-                further.append((row, place + len(span)))
-        return further
-
-    def _draw_once(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> Sampled:
-        """One token of each row, from `logits` `[R, V]`."""
-        samplings, positions = self._slots.next_draws(rows)
-
-        def row_views(chosen: Sequence[int]) -> RowViews:
-            return self._slots.views([rows[at].slot for at in chosen])
-
-        return self._masking.sample(logits, samplings, positions, pending, row_views)
-
-    def _keep(self, row: Row, drawn: _Drawn, sampled: Sampled, at: int) -> bool:
-        """Take what entry `at` drew for `row`; whether it is the row's next draft."""
-        if row.slot in drawn.waiting:
-            return False
-        if sampled.failed[at]:
-            drawn.failures[row.slot] = _NOT_FOLLOWED if self._masking.is_broken(row.slot) else _NOT_FINITE
-            return False
-        token, tokens = sampled.tokens[at], drawn.tokens[row.slot]
-        self._slots.append(row.slot, token)
-        tokens.append(SampledToken(token, sampled.logprobs[at], sampled.ranks[at], sampled.top_logprobs[at]))
-        if len(tokens) > len(row.drafts) or token != row.drafts[len(tokens) - 1]:
-            return False
-        self._slots.confirm_draft(row.slot)
-        return True
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
         """Slot to scores of the prompt tokens that its row predicts, of those `rows` that want them."""
@@ -394,22 +271,6 @@ class TorchRunner:
                 of_row = hidden[first : first + len(targets)]
                 scores[row.slot] = prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
         return scores
-
-
-class _Drawn(NamedTuple):
-    """What the rows of a step drew, by slot.
-
-    Attributes:
-        tokens: in order of position.
-        failures: why the last draw failed.
-        waiting: the place in the logits that a draw waits at.
-        foreseen: what is likely to come next, where anything is.
-    """
-
-    tokens: defaultdict[int, list[SampledToken]]
-    failures: dict[int, str]
-    waiting: dict[int, int]
-    foreseen: dict[int, tuple[int, ...]]
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
@@ -424,7 +285,7 @@ def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
 
 
 def _results(
-    rows: Sequence[Row], drawn: _Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
+    rows: Sequence[Row], drawn: Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
 ) -> tuple[RowResult, ...]:
     """What came of each row that has something to say."""
     results = []
@@ -438,7 +299,7 @@ def _results(
             results.append(RowResult(slot, tokens, prompts.get(slot), None, failure, waits, foreseen=foreseen))
         elif slot in vectors:
             vector = vectors[slot]
-            results.append(RowResult(slot, (), None, vector, "" if vector is not None else _NOT_FINITE))
+            results.append(RowResult(slot, (), None, vector, "" if vector is not None else NOT_FINITE))
         elif slot in prompts:
             results.append(RowResult(slot, (), prompts[slot]))
     return tuple(results)

@@ -178,8 +178,14 @@ def _guessing(attempts: Iterable[Schedule], right: float | None, draft_context: 
 
 
 def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
-    """The runner is lost once or twice, early enough that some requests are not done."""
+    """The runner is lost once or twice, early enough that some requests are not done.
+
+    Not in a schedule that is built to preempt: who comes back after a loss comes one by one, and may find room.
+    """
     for drawn in attempts:
+        if drawn.tight:
+            yield drawn
+            continue
         last = max(4, len(drawn.arrivals))
         yield replace(drawn, losses=tuple(sorted(draw.sample(range(2, last), k=min(2, last - 2)))))
 
