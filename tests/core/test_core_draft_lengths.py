@@ -50,6 +50,14 @@ def test_rows_without_a_guess_wait_a_quarter_longer_at_most():
     assert draft_lengths(sure, 2, 1.0, 0.1, 100) == [2]
 
 
+def test_a_step_with_drafts_keeps_to_its_target():
+    """Whoever reads a stream would see how long it took."""
+    sure = [[0.98] * 32] * 8
+    assert sum(draft_lengths(sure, 8, 0.01, 0.0001, 1000)) > 200
+    assert sum(draft_lengths(sure, 8, 0.01, 0.0001, 1000, target=0.02)) in (99, 100)
+    assert sum(draft_lengths(sure, 8, 0.03, 0.0001, 1000, target=0.02)) == 0
+
+
 def test_a_guess_is_judged_up_to_its_first_wrong_token():
     assert judge((1, 2, 3), (1, 2, 3, 4)) == (3, 3)
     assert judge((1, 2, 3), (1, 5, 3)) == (1, 2)
@@ -103,3 +111,18 @@ def test_wrong_guesses_are_soon_not_computed_and_right_ones_are_again(monkeypatc
     widths = [drafts_of_a_step(harness) for _ in range(20)]
     assert widths[-1] >= 4
     harness.drain()
+
+
+@pytest.mark.parametrize(("target", "most"), [(15, 2), (9, 0)])
+def test_the_target_of_steps_bounds_drafts(monkeypatch, target, most):
+    guessing = Guessing()
+    guessing.right = True
+    sizes = {"max_model_len": 256, "num_blocks": 128, "max_num_batched_tokens": 64}
+    monkeypatch.setattr(StepTimes, "of", lambda *_: 0.01)
+    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: 0.002)
+    for bound, expected in ((0, 4), (target, most)):
+        harness = Harness(config(weigh_drafts=True, step_target_ms=bound, **sizes), guessing)
+        harness.submit(request("a", max_tokens=100))
+        widest = max(drafts_of_a_step(harness) for _ in range(20))
+        assert widest == expected if bound else widest >= expected
+        harness.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from penstock.contract.errors import ConfigError
 
@@ -105,6 +106,11 @@ class SchedulerConfig:
         for name, value in kept.items():
             if value is not None and value is not False:
                 raise ConfigError(name, f"must not be set for a model that looks ahead, got {value!r}")
+
+    @property
+    def step_seconds(self) -> float:
+        """`step_target_ms` in seconds; infinity where there is no target."""
+        return self.step_target_ms / 1000 or inf
 
     def most_blocks(self, num_tokens: int) -> int:
         """See the function of this name."""

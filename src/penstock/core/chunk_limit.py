@@ -26,7 +26,7 @@ def chunk_limit(config: SchedulerConfig, times: StepTimes, running: Iterable[Seq
     """The limit of the next plan; None where steps have no target, or prompts cannot be parted."""
     if not config.step_target_ms or config.looks_ahead:
         return None
-    return ChunkLimit(times, config.step_target_ms / 1000, running)
+    return ChunkLimit(times, config.step_seconds, running)
 
 
 class ChunkLimit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 
 __all__ = ["DELAY", "Offer", "draft_lengths"]
 
@@ -21,7 +22,9 @@ Offer = Sequence[float]
 """A guess: for each token the chance that it is right if those before it are, below 1."""
 
 
-def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: float, budget: int) -> list[int]:
+def draft_lengths(
+    offers: Sequence[Offer], rows: int, seconds: float, price: float, budget: int, target: float = inf
+) -> list[int]:
     """How many tokens of each offer are worth their time, the likeliest first.
 
     With a price that does not depend on how many there are, the best set is that of all drafts which bring more for
@@ -33,12 +36,13 @@ def draft_lengths(offers: Sequence[Offer], rows: int, seconds: float, price: flo
         seconds: the step takes without drafts; 0.0 where nothing is known yet.
         price: seconds that one more drafted position takes.
         budget: most drafts in all.
+        target: seconds that a step with drafts may take; whoever reads a stream sees how long each takes.
     """
     counts = [0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
     brought, taken = float(rows), seconds
-    longest = seconds * (1 + DELAY) if len(likeliest) < rows else float("inf")
+    longest = min(target, seconds * (1 + DELAY) if len(likeliest) < rows else inf)
     while likeliest and budget > 0:
         chance, index = -likeliest[0][0], likeliest[0][1]
         if chance * taken < brought * price or (price > 0 and taken + price > longest):

@@ -132,7 +132,7 @@ class Drafting:
         seconds = price = 0.0
         if self._config.weigh_drafts:
             seconds, price = self._times.of(self._times.decoding(starts)), self._times.draft_price(starts)
-        counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget)
+        counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget, self._config.step_seconds)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 

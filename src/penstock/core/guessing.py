@@ -12,6 +12,7 @@ whether they would.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from penstock.contract.plan import Draft, StepResult
@@ -146,7 +147,7 @@ class Guessing:
                 if length <= one.most and chance * (taken + cost) >= (brought + gain) * took:
                     joining.append(place)
                     gain, cost = gain + chance, cost + took
-            longest = seconds * (1 + DELAY) if len(joining) < len(drawing) else float("inf")
+            longest = min(self._config.step_seconds, seconds * (1 + DELAY) if len(joining) < len(drawing) else inf)
             if not joining or gain * taken < brought * cost or taken + cost > longest:
                 break
             for place in joining:
