@@ -49,8 +49,16 @@ def guessed(llm: LLM) -> tuple[int, int]:
 
 @compiled
 @pytest.mark.model
-@pytest.mark.parametrize("quantization", ["auto", "none", "int8", "int4"])
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype"),
+    [
+        *(("auto", "auto"), ("int8", "int8")),
+        *(
+            pytest.param(*each, marks=pytest.mark.deep)
+            for each in (("auto", "int8"), ("none", "auto"), ("int8", "auto"), ("int4", "auto"), ("int4", "int8"))
+        ),
+    ],
+)
 def test_in_every_weight_form_the_model_guesses_right_for_itself(
     default_model, quantization, kv_cache_dtype, monkeypatch
 ):

@@ -206,7 +206,9 @@ def test_a_server_keeps_blocks_by_default_and_says_so(cache_dir):
     assert any(f"{16 * BLOCKS} tokens of this model in {root}" in line for line in said)
 
 
-@pytest.mark.parametrize("how", ["option", "environment", "file"])
+@pytest.mark.parametrize(
+    "how", ["environment", *(pytest.param(each, marks=pytest.mark.deep) for each in ("option", "file"))]
+)
 def test_it_is_ended_by_an_option_the_environment_or_a_file(cache_dir, tmp_path, how):
     options = tmp_path / "options.yaml"
     options.write_text("kv-store: 'off'\n")
