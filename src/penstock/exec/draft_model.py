@@ -24,10 +24,10 @@ from penstock.contract.plan import Admit, GuessWork, Row, RowResult
 from penstock.contract.ports import Clock
 from penstock.exec.batch import SlotTables
 from penstock.exec.kv_store import KVStore
+from penstock.exec.runner import paged_attend
 from penstock.exec.sampler import sample
 from penstock.kernels.backend import Backend
 from penstock.nn.causal_lm import CausalLM
-from penstock.nn.paged import PagedAttend
 from penstock.sampling import RowViews
 from penstock.thread_turns import letting_others
 
@@ -192,12 +192,7 @@ class DraftModel:
 
     def _forward(self, rows: Sequence[Row]) -> Tensor:
         batch = self._tables.batch(rows, self.kv.device)
-        attend = PagedAttend(
-            *(self.kv.keys, self.kv.values, batch.write_slots, batch.q_start, batch.kv_len, batch.block_table),
-            self._backend,
-            (),
-            None,
-        )
+        attend = paged_attend(self.kv, batch, self._backend)
         with letting_others():
             return self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
 
