@@ -71,7 +71,7 @@ def _reading(config: SchedulerConfig, times: StepTimes, unread: list[tuple[int, 
     beside = times.of(times.decoding(decoding))
     at_most = config.max_num_batched_tokens / positions  # share of all that a step can read
     if config.step_target_ms and decoding:
-        share = max(seconds_for_prompts(config.step_target_ms / 1000, beside) / prompts, LEAST / positions)
+        share = max(seconds_for_prompts(config.step_seconds, beside) / prompts, LEAST / positions)
         at_most = min(at_most, share)
     return prompts + beside / at_most
 

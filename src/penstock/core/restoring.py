@@ -111,7 +111,7 @@ class Restoring:
             return _STEPS_ALONE * most
         if not (config.step_target_ms and self._seconds):
             return most
-        affordable = _SHARE * config.step_target_ms / 1000 / (self._seconds * config.block_size)
+        affordable = _SHARE * config.step_seconds / (self._seconds * config.block_size)
         return max(1, min(most, int(affordable)))
 
     def learn(
