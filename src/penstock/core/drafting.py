@@ -99,8 +99,8 @@ class Drafting:
         """
         guesses, seq.guesses = seq.guesses, ()
         judged: list[DraftsJudged] = []
-        carried = len(row.drafts)
-        for guess in guesses:
+        for rank, guess in enumerate(guesses):
+            carried = 0 if rank else len(row.drafts)  # drafts are of the first guess alone
             tokens = [token.id for token in drawn]
             for draft in guess:
                 length = len(draft.tokens)
@@ -109,7 +109,6 @@ class Drafting:
                 if carried > 0:
                     judged.append(DraftsJudged(seq.id, draft.drafter, min(carried, length), min(carried, right)))
                 tokens, carried = tokens[length:] if right == length else [], carried - length
-            carried = 0
         return judged
 
     def _ranked(self, seq: Seq, *guesses: Guess) -> tuple[Guess, ...]:
