@@ -95,7 +95,7 @@ class Engine:
     Attributes:
         scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
         metrics: what is measured.
-        on_planned: called in each step before anything is awaited: what is to be computed, or, where a step failed,
+        before_waiting: called in each step before anything is awaited: what is to be computed, or, where a step failed,
             another runner.
     """
 
@@ -125,7 +125,7 @@ class Engine:
         self._rankers: dict[str, BestOfRanker] = {}
         self._steps = 0
         self._failed_in_a_row = 0  # steps
-        self.on_planned: Callable[[], None] = lambda: None
+        self.before_waiting: Callable[[], None] = lambda: None
         self._num_computed = 0  # positions
         self._num_generated = 0  # tokens
         self._death = ""
@@ -256,7 +256,7 @@ class Engine:
                 self._runner.start(self._in_flight[-1])
             except Exception as error:
                 return self._fail_step(self._in_flight[-1], error)
-        self.on_planned()
+        self.before_waiting()
         plan = self._in_flight[0]
         try:
             result = interruptible(self._finish_run)
@@ -328,7 +328,7 @@ class Engine:
             log.error("step %d was lost and is computed again: %s", plan.step, error)
         else:
             log.exception("step %d failed; its rows are computed again one by one", plan.step)
-        self.on_planned()
+        self.before_waiting()
         try:
             lost = self._forget_in_flight()
         except Exception:

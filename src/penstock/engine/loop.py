@@ -125,7 +125,7 @@ class EngineLoop:
         self._recent = RecentQueue(limits)
         self._taken: list[ResolvedRequest] = []  # from the inbox, since the queue was shown
         self._held: StepOutputs = []  # of the last step, until the next one has begun
-        engine.on_planned = self._planned
+        engine.before_waiting = self._before_waiting
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._readers: dict[str, Reader] = {}
         self._inbox_lock = threading.Lock()
@@ -215,7 +215,7 @@ class EngineLoop:
         if not self._engine.has_work:
             self._publish([])
 
-    def _planned(self) -> None:
+    def _before_waiting(self) -> None:
         self._publish([])
         self._show_queue()
 
