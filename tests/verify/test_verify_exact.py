@@ -233,15 +233,15 @@ def test_comparison_has_no_tolerance_and_counts_places():
     assert (whole.tokens, whole.requests, whole.mismatches, whole.largest) == (8, 2, 5, 2**-40)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(True, marks=pytest.mark.skipif(not native.available(), reason=COMPILED)), False]
+)
 def test_a_real_checkpoint_in_float32_is_exact_or_by_torch_differs_by_roundings_at_most(
     tmp_path, monkeypatch, compiled
 ):
     """Through the files, the families and the kernels of this machine."""
     from tiny_checkpoints import write_checkpoint, write_letters
 
-    if compiled and not native.available():
-        pytest.skip(COMPILED)
     threads = torch.get_num_threads()
     directory = write_checkpoint(tmp_path, "llama", "wide_heads_untied")
     write_letters(directory, 101)
