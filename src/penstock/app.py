@@ -1,7 +1,7 @@
-"""The composition root: puts concrete classes of several rooms together, as an engine and as a server.
+"""The composition root: one file, as the start of an engine and of a server is to be read from top to bottom.
 
-Reads top to bottom as the start of an engine: have the model loaded, open its text meanwhile, and join the parts. Where
-it is loaded is in `computing`, how a runner is made of it in `building`.
+Puts concrete classes of several rooms together: have the model loaded, open its text meanwhile, and join the parts.
+Where it is loaded is in `computing`, how a runner is made of it in `building`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""From a model's files to a model in memory: what options mean here, whether it fits, and its weights in their places.
+"""From a model's files to a model in memory: one file, as what is planned and what is loaded must be the same choices.
 
+What options mean here, whether it fits, and its weights in their places.
 Names concrete classes of several rooms, as `app`, `building` and `runner_process` do, and no other file. A model can be
 planned first: its program is built from headers alone, with sizes and costs but without a number.
 """
