@@ -16,8 +16,8 @@ from penstock.thread_turns import give_way
 
 __all__ = ["BlockKeeping"]
 
-_BLOCKS, _STATES = 0, 1
-"""Shelves of the writer."""
+_STATES = 1
+"""The writer's shelf for states, where there are any; its first one is for blocks."""
 
 _LAST_SECONDS = 5.0
 """For what is still to be saved when a runner is closed."""
