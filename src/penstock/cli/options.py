@@ -1,8 +1,8 @@
 """Command-line options derived from the configuration classes, and the YAML file that may stand in for them.
 
 Every option's name, default, choices and help come from `contract.config`; nothing is spelled twice. Precedence: flag,
-then `--config` file, then default. No environment variable stands in for a flag, but for PENSTOCK_KV_STORE: what may
-not be written to disk on a machine is for whoever runs that to say.
+then `--config` file, then default. No environment variable stands in for a flag, with one exception,
+PENSTOCK_KV_STORE: whether prompts may be written to disk is decided for a machine, not for one command.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class _Connection(h11.Connection):
     """h11's connection state, stricter on the way in, and with less to do on the way out.
 
     Nearly every event there is one more chunk of a body: it changes no state, yet h11 spends a tenth of what a streamed
-    token costs the event loop on it. And an answer whose length is known is written whole: the second call of the
-    system would cost a sixth of what a refusal does.
+    token costs the event loop on it. And an answer whose length is known goes out in one write: a second one would
+    cost a sixth of the time of a refusal.
     """
 
     def __init__(self, max_header_bytes: int) -> None:
