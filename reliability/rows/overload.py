@@ -8,7 +8,6 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from harness.processes import wait_until
 from harness.requests import COMPLETIONS
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, Server, serving
-from harness.unread import UnreadAnswer, ask_unread
-from penstock.bench.event_stream import Target
+from harness.unread import Sender, UnreadAnswer, request_bytes
 
 __all__ = ["flood", "open_loop", "tenfold", "percentile"]
 
@@ -43,40 +41,45 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
+def _request(chance: random.Random, headers: Mapping[str, str] | None = None) -> bytes:
+    return request_bytes(COMPLETIONS, _body(chance), headers)
+
+
 async def _peak(server: Server, seconds: float) -> tuple[float, float]:
     """Answers a second with as many callers as can run at once, each waiting for its answer; p99 first token."""
     chance, kept, end = random.Random(1), [], now() + seconds
+    sender = Sender(server.url)
 
     async def caller(seed: float) -> None:
         own = random.Random(seed)
         while now() < end:
-            kept.append(await _send(server, own))
+            kept.extend(await sender.ended([sender.send(_request(own))]))
 
     began = now()
     await asyncio.gather(*(caller(chance.random()) for _ in range(32)))
     took = now() - began
+    sender.close()
     return len(kept) / took, percentile([each.read().first_token for each in kept], 0.99)
 
 
-def _send(
-    server: Server, chance: random.Random, headers: Mapping[str, str] | None = None
-) -> asyncio.Future[UnreadAnswer]:
-    target = Target.parse(server.url)
-    asking = ask_unread(target.host, target.port, COMPLETIONS, _body(chance), headers, seconds=300)
-    return asyncio.ensure_future(asking)
-
-
 async def open_loop(
-    send: Callable[[random.Random], asyncio.Future[UnreadAnswer]], rate: float, seconds: float, seed: int
+    server: Server, request: Callable[[random.Random], bytes], rate: float, seconds: float, seed: int
 ) -> list[UnreadAnswer]:
     """Requests at random moments, `rate` a second on average, whether others are answered or not."""
-    chance, under_way, end = random.Random(seed), [], now() + seconds
-    due = now()
-    while due < end:
-        await asyncio.sleep(max(0.0, due - now()))
-        under_way.append(send(chance))
-        due += chance.expovariate(rate)
-    return list(await asyncio.gather(*under_way))
+    chance, under_way = random.Random(seed), []
+    planned, after = [], 0.0
+    while after < seconds:  # all of it beforehand: the server lacks what is computed beside it
+        planned.append((after, request(chance)))
+        after += chance.expovariate(rate)
+    sender, began = Sender(server.url), now()
+    for after, content in planned:
+        early = began + after - now()
+        if early > 0:
+            await asyncio.sleep(early)
+        under_way.append(sender.send(content))
+    answers = await sender.ended(under_way)
+    sender.close()
+    return answers
 
 
 def tenfold(depth: Depth, progress: Progress) -> Measured:
@@ -86,7 +89,7 @@ def tenfold(depth: Depth, progress: Progress) -> Measured:
     with serving(*OPTIONS) as server:
         peak, wait_at_peak = asyncio.run(_peak(server, max(10.0, seconds / 4)))
         used, began = time.process_time(), now()
-        kept = asyncio.run(open_loop(partial(_send, server), TIMES * peak, seconds, 2))
+        kept = asyncio.run(open_loop(server, _request, TIMES * peak, seconds, 2))
         sender = (time.process_time() - used) / (now() - began) / len(os.sched_getaffinity(0))
         back = wait_until(server.idle, 60)
     progress.update()
@@ -153,19 +156,18 @@ def flood(depth: Depth, progress: Progress) -> Measured:
 async def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
     """Answers a second that can be served, and the nine keys' answers without the flood and beside it."""
 
-    def sender(names: list[str]) -> Callable[[random.Random], asyncio.Future[UnreadAnswer]]:
-        def send(chance: random.Random) -> asyncio.Future[UnreadAnswer]:
-            return _send(server, chance, {"Authorization": f"Bearer {chance.choice(names)}"})
+    def of(names: list[str]) -> Callable[[random.Random], bytes]:
+        return lambda chance: _request(chance, {"Authorization": f"Bearer {chance.choice(names)}"})
 
-        return send
-
+    sender = Sender(server.url)
     began = now()
-    burst = await asyncio.gather(*(sender(keys[:1])(random.Random(seed)) for seed in range(32)))
+    burst = await sender.ended([sender.send(of(keys[:1])(random.Random(seed))) for seed in range(32)])
     capacity = len(burst) / (now() - began)
+    sender.close()
     gentle = 0.3 * capacity
-    quiet = await open_loop(sender(keys[1:]), gentle, seconds, 3)
-    flooding = asyncio.ensure_future(open_loop(sender(keys[:1]), TIMES * capacity, seconds + 2, 4))
+    quiet = await open_loop(server, of(keys[1:]), gentle, seconds, 3)
+    flooding = asyncio.ensure_future(open_loop(server, of(keys[:1]), TIMES * capacity, seconds + 2, 4))
     await asyncio.sleep(2.0)
-    loud = await open_loop(sender(keys[1:]), gentle, seconds, 5)
+    loud = await open_loop(server, of(keys[1:]), gentle, seconds, 5)
     await flooding
     return capacity, [each.read() for each in quiet], [each.read() for each in loud]

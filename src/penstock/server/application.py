@@ -35,6 +35,7 @@ from penstock.server.http.failures import error_response, http_error_response
 from penstock.server.http.full_queue import RefuseWhenFull
 from penstock.server.http.guard import Guard
 from penstock.server.http.held_requests import HeldBytes, HoldRequests
+from penstock.server.http.known_refusals import KnownRefusals
 from penstock.server.http.lifecycle import Lifecycle, set_lifecycle
 from penstock.server.http.openapi import SHARED_SCHEMAS
 from penstock.server.http.route import Route, add_route
@@ -103,7 +104,8 @@ def create_app(
     app.add_middleware(AnthropicErrors)  # outside the guard, so that its refusals are rewritten too
     app.add_middleware(Observe, observers=(counter, *observers))  # sees every answer
     _add_routes(app, routes)
-    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck, counter.refused))
+    known = KnownRefusals(client.check_queue, serving.stopping)
+    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck, counter.refused, known))
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     return app
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.contract.errors import RefusalCause
+from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.http.failures import refused_for
+from penstock.server.http.known_refusals import refused_unread
 
 __all__ = ["Account", "Observe", "Observer", "RequestRecord", "account_of"]
 
@@ -114,6 +116,13 @@ class Observe:
                 refused=refused_for(scope),
             )
             self._tell(record)
+            if (refused := refused_unread(scope)) is not None:
+                refused.tell = partial(self._refused_again, record)
+
+    def _refused_again(self, record: RequestRecord, request_id: str, refusal: Overloaded) -> None:
+        """A request like that of a record was refused, at once."""
+        now = time.time_ns()
+        self._tell(replace(record, id=request_id, started_ns=now, seconds=0.0, complete=True, refused=refusal.cause))
 
     def _tell(self, record: RequestRecord) -> None:
         for observer in self._observers:

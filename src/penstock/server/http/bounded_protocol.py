@@ -8,7 +8,6 @@ two readers of HTTP could take for different requests, since one of them may be 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.contract.errors import Overloaded, PenstockError, RefusalCause
 from penstock.contract.limits import ServerLimits
+from penstock.server.http.envelope import new_request_id
 from penstock.server.http.failures import HttpRefusal, error_response
+from penstock.server.http.known_refusals import KnownRefusals, refused_unread
 
 __all__ = ["SURPLUS", "BoundedProtocol", "bounded_protocol"]
 
@@ -33,9 +34,21 @@ def _count_nowhere(_: RefusalCause) -> None:
     """Refusals on a port that clients do not use."""
 
 
-def bounded_protocol(limits: ServerLimits, max_connections: int, on_refusal: OnRefusal = _count_nowhere) -> Any:
-    """The value of `uvicorn.Config`'s `http`; `on_refusal` is told of each that no application hears of."""
-    return partial(BoundedProtocol, limits, max_connections, on_refusal)
+def bounded_protocol(
+    limits: ServerLimits,
+    max_connections: int,
+    on_refusal: OnRefusal = _count_nowhere,
+    known_refusals: KnownRefusals | None = None,
+) -> Any:
+    """The value of `uvicorn.Config`'s `http`.
+
+    Args:
+        limits: on connections.
+        max_connections: that are answered.
+        on_refusal: told of each refusal that no application hears of.
+        known_refusals: what is refused again without the application.
+    """
+    return partial(BoundedProtocol, limits, max_connections, on_refusal, known_refusals)
 
 
 class _Connection(h11.Connection):
@@ -50,6 +63,7 @@ class _Connection(h11.Connection):
         super().__init__(h11.SERVER, max_header_bytes)
         self._in_chunks = False
         self._head = b""  # of an answer whose length is known, until its body begins
+        self.whole_answer = b""  # the last one of known length
 
     def send(self, event: h11.Event) -> Any:
         """As h11's: the bytes to write, or None to close the connection."""
@@ -66,6 +80,7 @@ class _Connection(h11.Connection):
         self._in_chunks = False
         if self._head and written is not None:
             self._head, written = b"", self._head + written
+            self.whole_answer = written
         return written
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -94,9 +109,20 @@ def _require_strict_lines(received: bytes) -> None:
 class BoundedProtocol(H11Protocol):
     """See the module. Confined to the event loop."""
 
-    def __init__(self, limits: ServerLimits, max_connections: int, on_refusal: OnRefusal, **arguments: Any) -> None:
+    conn: _Connection
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        max_connections: int,
+        on_refusal: OnRefusal,
+        known_refusals: KnownRefusals | None,
+        **arguments: Any,
+    ) -> None:
         super().__init__(**arguments)
         self._on_refusal = on_refusal
+        self._known_refusals = known_refusals
+        self._request = b""  # what came when nothing was under way
         self.conn = _Connection(limits.max_header_bytes)
         self._limits = limits
         self._max_connections = max_connections
@@ -120,6 +146,9 @@ class BoundedProtocol(H11Protocol):
             message = f"{self._max_connections} connections are open already."
             self._refuse(Overloaded(message, cause=RefusalCause.CONNECTIONS))
             return
+        self._request = data if self._rests() else b""
+        if self._request and self._refuse_again():
+            return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
             self._await_headers()
@@ -141,6 +170,10 @@ class BoundedProtocol(H11Protocol):
         """The answer has been handed to the transport; the client has yet to read the end of it."""
         if self.transport.get_write_buffer_size():
             self._await_reader()
+        if self._known_refusals is not None and self._request and (refused := refused_unread(self.scope)) is not None:
+            common = self.server_state.default_headers
+            self._known_refusals.learn(self._request, self.conn.whole_answer, refused, common)
+        self._request = self.conn.whole_answer = b""
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -170,6 +203,25 @@ class BoundedProtocol(H11Protocol):
         most = self._limits.max_header_bytes
         message = f"This is not a valid HTTP request, or its headers have more than {most} bytes."
         self._refuse(HttpRefusal(400, message, code="invalid_http", cause=RefusalCause.HEADERS))
+
+    def _rests(self) -> bool:
+        """Whether nothing is under way: what comes next is the beginning of a request."""
+        conn = self.conn
+        idle = conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
+        return idle and not self.flow.write_paused and not self.transport.is_closing()
+
+    def _refuse_again(self) -> bool:
+        """Whether `_request` was one that is refused as another before it."""
+        if self._known_refusals is None:
+            return False
+        answer = self._known_refusals.answer(self._request, self.server_state.default_headers)
+        if answer is None:
+            return False
+        self._headers_came()
+        self.transport.write(answer)
+        self._request = b""
+        self.on_response_complete()
+        return True
 
     def _await_headers(self) -> None:
         if self._waiting_for_headers is None:
@@ -210,7 +262,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()  # in the middle of another answer: nothing can be said
             return
         response = error_response(error)
-        request_id = f"req-{secrets.token_hex(16)}".encode()
+        request_id = new_request_id().encode()
         headers = [*response.raw_headers, (b"x-request-id", request_id), (b"connection", b"close")]
         for event in (
             h11.Response(status_code=response.status_code, headers=headers),

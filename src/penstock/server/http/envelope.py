@@ -13,9 +13,14 @@ from penstock.server.http.compat import EXTRA_HEADERS
 from penstock.server.http.connection import ClientLeft
 from penstock.server.http.failures import ShuttingDown, error_response, log_failure
 
-__all__ = ["Envelope"]
+__all__ = ["Envelope", "new_request_id"]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def new_request_id() -> str:
+    """An id for a request whose client gave it none."""
+    return f"req-{secrets.token_hex(16)}"
 
 
 class Envelope:
@@ -30,7 +35,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         wanted = Headers(scope=scope).get("x-request-id", "")
-        request_id = wanted if REQUEST_ID.fullmatch(wanted) else f"req-{secrets.token_hex(16)}"
+        request_id = wanted if REQUEST_ID.fullmatch(wanted) else new_request_id()
         started = False
 
         async def send_with_id(message: Message) -> None:

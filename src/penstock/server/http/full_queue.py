@@ -17,6 +17,7 @@ from penstock.server.http.body import discard_body
 from penstock.server.http.caller import caller_of
 from penstock.server.http.connection import last_of_its_connection
 from penstock.server.http.failures import error_response
+from penstock.server.http.known_refusals import SCOPE_KEY, Refused
 from penstock.server.http.route import Route
 
 __all__ = ["RefuseWhenFull"]
@@ -44,11 +45,13 @@ class RefuseWhenFull:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve as the application does, or answer 429."""
         route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        if route is not None and self._resumes not in Headers(scope=scope):
+        if route is not None and self._resumes not in (headers := Headers(scope=scope)):
+            tenant = caller_of(scope).name
             try:
-                self._check(caller_of(scope).name)
+                self._check(tenant)
             except Overloaded as refusal:
                 scope["route"] = route  # for whoever counts, as of any other request
+                scope[SCOPE_KEY] = Refused(tenant, refusal, int(headers.get("content-length", "0")))
                 whole = await discard_body(receive, self._max_body_bytes)
                 await error_response(refusal)(scope, receive, send if whole else last_of_its_connection(send))
                 return

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from penstock.contract.errors import RefusalCause
+from penstock.server.http.known_refusals import KnownRefusals
 
 __all__ = ["Lifecycle", "lifecycle_of", "set_lifecycle"]
 
@@ -24,12 +25,14 @@ class Lifecycle:
         probes: the application on the port for probes.
         stuck: says why the engine does not answer; "" while it does, which it may while the server stops too.
         refused: counts what was refused before the application heard of it.
+        known_refusals: what can be refused without it.
     """
 
     stopping: asyncio.Event
     probes: ASGIApp
     stuck: Callable[[], Awaitable[str]]
     refused: Callable[[RefusalCause], None]
+    known_refusals: KnownRefusals
 
 
 def set_lifecycle(app: Starlette, lifecycle: Lifecycle) -> None:

@@ -72,12 +72,12 @@ class Server(uvicorn.Server):
         notifier: Notifier = NOBODY,
     ) -> None:
         lifecycle = lifecycle_of(app)
-        counted = () if lifecycle is None else (lifecycle.refused,)
+        refusals = () if lifecycle is None else (lifecycle.refused, lifecycle.known_refusals)
         super().__init__(
             uvicorn.Config(
                 self._answer,
                 interface="asgi3",
-                http=bounded_protocol(limits, config.max_connections, *counted),
+                http=bounded_protocol(limits, config.max_connections, *refusals),
                 loop="asyncio",
                 ws="none",
                 log_config=None,

@@ -1,0 +1,114 @@
+"""Refusing again, without the application, what it has just refused because the queue is full.
+
+Beside ten times the load that can be served, nine of ten requests are refused, and what a refusal takes is taken from
+those that are answered. So a head that the application has judged (host, key, path, length) is known by its digest, and
+the same head, with its whole body behind it, is answered from that while the queue is still full. A body that comes
+after its head, as some clients write it, goes the long way.
+
+Invariant: the answer is the application's own, but for the date, the request's id, and what the queue is like by now.
+A head whose answer could not be repeated to the byte is not known, whichever middleware made it another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.contract.errors import Overloaded
+from penstock.server.http.envelope import new_request_id
+from penstock.server.http.failures import error_response
+
+__all__ = ["KnownRefusals", "Refused", "refused_unread"]
+
+MOST_HEADS = 256
+"""That are known: a client of one kind and key has a few, which differ by the length of the body."""
+MOST_HEAD_BYTES = 4096
+END_OF_HEAD = b"\r\n\r\n"
+REQUEST_ID = b"x-request-id"
+SCOPE_KEY = "penstock.refused_unread"
+
+Pairs = Iterable[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Refused:
+    """One request that was refused unread; in its ASGI scope.
+
+    Attributes:
+        tenant: whose part of the queue was full.
+        refusal: what was answered.
+        body_bytes: that its head declares.
+        tell: called with the id of each that is refused like it, for whoever observes requests.
+    """
+
+    tenant: str
+    refusal: Overloaded
+    body_bytes: int
+    tell: Callable[[str, Overloaded], None] | None = None
+
+
+def refused_unread(scope: Mapping[str, Any]) -> Refused | None:
+    """What is noted in the scope of a request that was refused unread; None for any other."""
+    noted: Refused | None = scope.get(SCOPE_KEY)
+    return noted
+
+
+class KnownRefusals:
+    """The heads of one application's. Confined to its event loop.
+
+    Args:
+        check: raises `Overloaded` if the queue has no room for anything of this tenant.
+        stopping: from then on nothing is known: the server refuses for another reason.
+    """
+
+    def __init__(self, check: Callable[[str], None], stopping: asyncio.Event) -> None:
+        self._check = check
+        self._stopping = stopping
+        self._heads: dict[bytes, Refused] = {}
+
+    def learn(self, request: bytes, answer: bytes, refused: Refused, common: Pairs) -> None:
+        """A request was refused with this answer, all of it as bytes; `common` headers are in every answer."""
+        head, _, body = request.partition(END_OF_HEAD)
+        if len(head) > MOST_HEAD_BYTES or len(body) != refused.body_bytes:
+            return
+        if answer == _answer(refused.refusal, _header(answer, REQUEST_ID), common):
+            if len(self._heads) == MOST_HEADS:
+                del self._heads[next(iter(self._heads))]  # the oldest; one that still comes is soon known again
+            self._heads[_digest(head)] = refused
+
+    def answer(self, request: bytes, common: Pairs) -> bytes | None:
+        """The answer to a request that is refused as one before it; None where the application is to be asked."""
+        if not self._heads or self._stopping.is_set():
+            return None
+        head, _, body = request.partition(END_OF_HEAD)
+        known = self._heads.get(_digest(head))
+        if known is None or known.tell is None or len(body) != known.body_bytes:
+            return None
+        try:
+            self._check(known.tenant)
+        except Overloaded as refusal:
+            request_id = new_request_id()
+            known.tell(request_id, refusal)
+            return _answer(refusal, request_id.encode(), common)
+        return None
+
+
+def _digest(head: bytes) -> bytes:
+    """What a head is known by: it may hold a key, which is not to be kept."""
+    return hashlib.sha256(head).digest()
+
+
+def _header(answer: bytes, name: bytes) -> bytes:
+    """The value of a header in an answer's bytes; b"" where there is none."""
+    return answer.partition(b"\r\n" + name + b": ")[2].partition(b"\r\n")[0]
+
+
+def _answer(refusal: Overloaded, request_id: bytes, common: Pairs) -> bytes:
+    """The whole answer."""
+    response = error_response(refusal)
+    headers = (*common, *response.raw_headers, (REQUEST_ID, request_id))
+    lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
+    return b"HTTP/1.1 429 Too Many Requests\r\n%b\r\n%b" % (lines, bytes(response.body))
