@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["give_way", "go_last", "going_first", "letting_others", "take_short_turns"]
+__all__ = ["give_way", "go_last", "going_first", "letting_others", "taking_turns", "take_short_turns"]
 
 _TURN_SECONDS = 0.001
 _NICENESS = 10
@@ -61,6 +62,59 @@ def letting_others() -> Iterator[None]:
             _nobody_first.clear()
 
 
+class _Baton:
+    """What one thread has at a time: whoever came first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def take(self) -> None:
+        """Wait until nobody else has it."""
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return
+            mine = threading.Event()
+            self._waiting.append(mine)
+        mine.wait()
+
+    def pass_on(self) -> None:
+        """Let the next one have it."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
+
+
+_baton = _Baton()
+_here = threading.local()
+
+
+@contextmanager
+def taking_turns() -> Iterator[None]:
+    """Of all threads that are within this, one goes on at a time; the next one when it gives way.
+
+    Each thread that runs Python may have a compiled call of milliseconds under way that keeps Python's lock, and who
+    goes first waits for all of them.
+    """
+    _baton.take()
+    _here.has_baton = True
+    try:
+        yield
+    finally:
+        _here.has_baton = False
+        _baton.pass_on()
+
+
 def give_way() -> None:
     """Wait while somebody goes first, but not for long. For long work in Python, between its parts."""
+    if not getattr(_here, "has_baton", False):
+        _nobody_first.wait(_MOST_SECONDS)
+        return
+    _baton.pass_on()
     _nobody_first.wait(_MOST_SECONDS)
+    _baton.take()
+    _nobody_first.wait(_MOST_SECONDS)  # its turn may have come late

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
 from penstock import thread_turns
-from penstock.thread_turns import give_way, going_first, letting_others
+from penstock.thread_turns import give_way, going_first, letting_others, taking_turns
 
 LONG = 30.0
 
@@ -80,3 +82,62 @@ def test_nobody_gives_way_for_ever():
         polite = Polite()
         assert polite.passed.wait(LONG)
     polite.join()
+
+
+class Alternating(threading.Thread):
+    """A thread that takes turns with others, and notes each part of its work."""
+
+    def __init__(self, name: str, noted: list[str], parts: int) -> None:
+        super().__init__(name=name)
+        self._noted, self._parts = noted, parts
+
+    def run(self) -> None:
+        with taking_turns():
+            for _ in range(self._parts):
+                self._noted.append(self.name)
+                give_way()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    last = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.001)
+
+
+def test_of_threads_that_take_turns_one_goes_on_at_a_time_and_the_next_when_it_gives_way():
+    noted: list[str] = []
+    with taking_turns():
+        both = [Alternating(name, noted, 3) for name in "ab"]
+        for each in both:
+            each.start()
+        wait_for(lambda: len(thread_turns._baton._waiting) == 2)
+        assert not noted
+    for each in both:
+        each.join(LONG)
+    assert sorted(noted) == [*"aaabbb"]
+    assert noted not in ([*"aaabbb"], [*"bbbaaa"]), "nobody keeps its turn to its end"
+
+
+def test_who_takes_turns_waits_for_who_goes_first_and_lets_the_others_pass():
+    noted: list[str] = []
+    with going_first():
+        both = [Alternating(name, noted, 2) for name in "ab"]
+        for each in both:
+            each.start()
+        wait_for(lambda: sorted(noted) == ["a", "b"])  # the first parts, and then both wait
+        both[0].join(0.1)
+        assert len(noted) == 2
+    for each in both:
+        each.join(LONG)
+    assert len(noted) == 4
+
+
+def test_a_turn_ends_with_what_raises():
+    with pytest.raises(RuntimeError, match="a search"), taking_turns():
+        raise RuntimeError("a search")
+    alone = Alternating("a", [], 1)
+    alone.start()
+    alone.join(LONG)
+    assert not alone.is_alive()

@@ -40,7 +40,7 @@ _PATIENCE_SECONDS = 0.05
 """For how long a step may wait for masks, and again for its draws to be taken: all rows together."""
 _MOST_FORESEEN = 16
 """Tokens of a guess."""
-_SHORT_PATIENCE_SECONDS = 0.005
+_SHORT_PATIENCE_SECONDS = 0.002
 """The same where some rows have no form: many times what nearly every mask takes."""
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from penstock.thread_turns import give_way, go_last, letting_others
+from penstock.thread_turns import give_way, go_last, letting_others, taking_turns
 
 __all__ = ["SideThreads"]
 
@@ -158,4 +158,5 @@ class SideThreads:
 
 def _run_last(job: _Job) -> None:
     go_last()
-    job.run()
+    with taking_turns():
+        job.run()

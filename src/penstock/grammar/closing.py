@@ -38,6 +38,8 @@ _LETTERS_SPELLED_OUT = 25
 """More of them are a class, such as a-z, of which two are tried."""
 _NEAR = 24
 """Bytes at either end of a known ending, of which each is tried as its new beginning."""
+_MOST_STEPS = 8
+"""Of one or a few bytes, after which what was begun last is closed, or much more than that is open."""
 _MOST_RESTS = 48
 """Bytes at the beginning of a hint of which each is tried as its beginning: some of it may be written already."""
 _GLIMPSE = 6
@@ -106,6 +108,8 @@ class Closer:
         The `matcher` is left as it is.
         """
         yield from self.kept(place, known, text)
+        if place is not None:
+            yield from self._joined(matcher.deep_copy(), place.copy(), known)
         for model, start in ((known.text, len(text)), (like, 0)):
             for near in self._near(matcher, place, model, start):
                 yield Ending.spelled(near, self._speller)
@@ -126,6 +130,29 @@ class Closer:
         bare = written - text.count(b" ")
         if place is not None and 0 < bare < written and bare <= len(known.text):  # JSON has spaces between its marks
             yield known.after(bare, self._speller)
+
+    def _joined(self, matcher: LLMatcher, place: JsonPlace, known: Ending) -> Iterator[Ending]:
+        """Some that write a little of their own and go on as the `known` one does from somewhere near its beginning.
+
+        What was begun just now, a name or a number, is most often all that the known ending does not close; of a long
+        one, to try each of its marks as the beginning takes thousands of times as long. `matcher` and `place` are
+        moved on.
+        """
+        path = b""
+        for _ in range(_MOST_STEPS):
+            step = self._json_step(matcher, place)
+            if not step or not matcher.consume_tokens(self._speller.bytewise(step)):
+                return
+            place.read(step)
+            path += step
+            come: dict[int, bool] = {}
+            for start, byte in enumerate(known.text[:_NEAR]):
+                if byte not in come:
+                    come[byte] = self._may_come(matcher, byte)
+                if come[byte] and self._begins(matcher, known.text[start:]):
+                    give_way()
+                    rest = known.after(start, self._speller)
+                    yield Ending(path + rest.text, (*self._speller.spell(path), *rest.ids))
 
     def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
         """Texts that complete the document and end as `model` does.
@@ -150,10 +177,12 @@ class Closer:
                 yield text
 
     def _completes(self, matcher: LLMatcher, text: bytes) -> bool:
+        return self._begins(matcher, text) and self._speller.completes(matcher, self._speller.bytewise(text))
+
+    def _begins(self, matcher: LLMatcher, text: bytes) -> bool:
+        """Whether the first bytes of `text` may come."""
         glimpse = self._speller.bytewise(text[:_GLIMPSE])
-        if matcher.validate_tokens(glimpse) < len(glimpse):
-            return False
-        return self._speller.completes(matcher, self._speller.bytewise(text))
+        return bool(matcher.validate_tokens(glimpse) == len(glimpse))
 
     def _pad(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes:
         """What completes a character of which the first bytes are written, or a JSON escape."""
