@@ -1,16 +1,17 @@
 """Requests whose answers are kept as bytes, and read once the load is over.
 
 For loads of hundreds a second beside the server that they try: whatever their sender computes meanwhile, the server
-lacks. Connections are used again, as every client does that has a pool, so that neither side spends its time on opening
-them.
+lacks. So it is one thread that waits for sockets, and connections are used again, as every client does that has a pool.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Mapping
+import selectors
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import h11
@@ -18,11 +19,12 @@ import h11
 from harness.client import Answer, AnswerReader, head_of, now
 from penstock.bench.event_stream import Target
 
-__all__ = ["Sender", "UnreadAnswer", "request_bytes"]
+__all__ = ["Then", "UnreadAnswer", "exchange", "request_bytes"]
 
 SECONDS = 300.0
-"""After which an answer that has not ended counts as hung."""
+"""Without a byte for anybody, after which whatever has not ended counts as hung."""
 
+_READ_BYTES = 1 << 16
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -34,18 +36,21 @@ def request_bytes(path: str, body: Any, headers: Mapping[str, str] | None = None
 
 
 class UnreadAnswer:
-    """The bytes of one answer, with the moment at which each piece came. Confined to its event loop.
+    """The bytes of one answer, with the moment at which each piece came.
 
     Attributes:
-        sent: when the request was made.
-        ended: when the answer had ended, or broke.
+        request: its bytes.
+        sent: when it was begun.
+        ended: when the answer had ended, or broke; 0.0 until then.
         broken: why it did not come whole.
     """
+
+    __slots__ = ("_left", "_pieces", "broken", "ended", "request", "sent")
 
     def __init__(self, request: bytes) -> None:
         self.request = request
         self.sent = now()
-        self.ended: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.ended = 0.0
         self.broken = ""
         self._pieces: list[tuple[float, bytes]] = []
         self._left = -1  # bytes that the rest of an answer of known length has; below 0, it has chunks
@@ -56,7 +61,7 @@ class UnreadAnswer:
         return bool(self._pieces)
 
     def take(self, data: bytes) -> bool:
-        """Keep a piece; whether it was the last. A stream's end is told by its last bytes, so it must come in order."""
+        """Keep a piece; whether it was the last. The end of a stream is told by the last bytes of a piece."""
         if not self._pieces:
             head, _, body = data.partition(b"\r\n\r\n")
             length = _LENGTH.search(head + b"\r\n")
@@ -67,14 +72,12 @@ class UnreadAnswer:
         return self._left == 0 or (self._left < 0 and data.endswith(_LAST_CHUNK))
 
     def end(self, broken: str = "") -> None:
-        """Nothing more comes; called again, it changes nothing."""
-        if not self.ended.done():
-            self.broken = broken
-            self.ended.set_result(now())
+        """Nothing more comes."""
+        self.ended, self.broken = now(), broken
 
     def read(self) -> Answer:
         """What came of it; to be called when it has ended."""
-        answer = Answer(sent=self.sent, ended=self.ended.result(), broken=self.broken)
+        answer = Answer(sent=self.sent, ended=self.ended, broken=self.broken)
         reader = AnswerReader(answer, "POST")
         try:
             whole = any(reader.take(data, moment) for moment, data in self._pieces)
@@ -85,91 +88,128 @@ class UnreadAnswer:
         return answer
 
 
-class Sender:
-    """Sends requests to one server over as many connections as have answers under way. Confined to an event loop."""
+Then = Callable[[], bytes | None]
+"""Called when an answer has ended; what is sent next, at once, if anything is."""
 
-    def __init__(self, url: str) -> None:
-        target = Target.parse(url)
-        self._host, self._port = target.host, target.port
+
+def exchange(url: str, planned: Iterable[tuple[float, bytes]], then: Then = lambda: None) -> list[UnreadAnswer]:
+    """Send each request so many seconds from now, whether others are answered or not, and wait for all answers.
+
+    Args:
+        url: of the server.
+        planned: seconds and the request's bytes, in ascending order.
+        then: see `Then`.
+
+    Returns:
+        The answers, in the order in which their requests were sent. Raises nothing of them.
+    """
+    sender = _Sender(Target.parse(url), then)
+    try:
+        for after, request in [*planned]:
+            while (early := sender.began + after - now()) > 0:
+                sender.read(early)
+            sender.send(UnreadAnswer(request))
+        while sender.under_way and sender.read(SECONDS):
+            pass
+    finally:
+        sender.close()
+    return sender.answers
+
+
+class _Connection:
+    """One connection, and the answer that is under way on it."""
+
+    __slots__ = ("answer", "sock", "used")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.answer: UnreadAnswer | None = None
+        self.used = False
+
+
+class _Sender:
+    """The connections of one exchange."""
+
+    def __init__(self, target: Target, then: Then) -> None:
+        self.answers: list[UnreadAnswer] = []
+        self.under_way = 0
+        self._target = target
+        self._then = then
+        self._selector = selectors.DefaultSelector()
         self._idle: list[_Connection] = []
-        self._connecting: set[asyncio.Task[None]] = set()
+        self.began = now()
 
-    def send(self, request: bytes) -> UnreadAnswer:
-        """Begin a request; raises nothing of it."""
-        answer = UnreadAnswer(request)
+    def send(self, answer: UnreadAnswer) -> None:
+        """Begin a request."""
+        self.answers.append(answer)
+        self.under_way += 1
         self._begin(answer)
-        return answer
 
-    async def ended(self, answers: list[UnreadAnswer]) -> list[UnreadAnswer]:
-        """The same answers once all of them have ended, of which one that hangs is ended here."""
-        if answers:
-            await asyncio.wait([each.ended for each in answers], timeout=SECONDS)
-        for each in answers:
-            each.end(f"no end within {SECONDS:g} s")
-        return answers
+    def read(self, seconds: float) -> bool:
+        """Take what has come, or comes within so many seconds; whether anything did."""
+        found = self._selector.select(seconds)
+        for key, _ in found:
+            self._read(key.data)
+        return bool(found)
 
     def close(self) -> None:
-        """Close the connections that nothing is under way on."""
-        for each in self._idle:
-            each.transport.close()
+        """Close all connections; what is under way on them is broken."""
+        for key in [*self._selector.get_map().values()]:
+            connection: _Connection = key.data
+            if connection.answer is not None:
+                connection.answer.end(f"no end within {SECONDS:g} s")
+            connection.sock.close()
+        self._selector.close()
 
     def _begin(self, answer: UnreadAnswer) -> None:
-        while self._idle:
-            connection = self._idle.pop()  # the one that was used last: the server closes those that rest for seconds
-            if not connection.transport.is_closing():
-                connection.begin(answer)
-                return
-        task = asyncio.ensure_future(self._connect(answer))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
-
-    async def _connect(self, answer: UnreadAnswer) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(lambda: _Connection(self), self._host, self._port)
+            # The one that was used last: the server closes those that rest for seconds.
+            connection = self._idle.pop() if self._idle else self._open()
         except OSError as error:
-            answer.end(f"{type(error).__name__}: {error}")
-        else:
-            connection.begin(answer)
+            self._end(answer, f"{type(error).__name__}: {error}")
+            return
+        connection.answer = answer
+        with suppress(OSError):  # one that the server has closed is found out when it is read
+            connection.sock.sendall(answer.request)
 
-    def _rests(self, connection: _Connection) -> None:
-        self._idle.append(connection)
+    def _open(self) -> _Connection:
+        sock = socket.create_connection((self._target.host, self._target.port), SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(sock)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        return connection
 
+    def _read(self, connection: _Connection) -> None:
+        broken = ""
+        try:
+            data = connection.sock.recv(_READ_BYTES)
+        except OSError as error:
+            data, broken = b"", f"{type(error).__name__}: {error}"
+        answer = connection.answer
+        if data and answer is not None:
+            if answer.take(data):
+                connection.answer, connection.used = None, True
+                self._idle.append(connection)
+                self._end(answer)
+            return
+        self._lost(connection, answer, broken)
 
-class _Connection(asyncio.Protocol):
-    """One connection of a `Sender`."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._answer: UnreadAnswer | None = None
-        self._used = False
-
-    def begin(self, answer: UnreadAnswer) -> None:
-        """Send an answer's request."""
-        self._answer = answer
-        self.transport.write(answer.request)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Keep a piece."""
-        answer = self._answer
-        if answer is not None and answer.take(data):
-            self._answer, self._used = None, True
-            answer.end()
-            self._sender._rests(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The answer is whole, or will never be; one whose request met the end of a used connection is sent again."""
-        answer, self._answer = self._answer, None
+    def _lost(self, connection: _Connection, answer: UnreadAnswer | None, broken: str) -> None:
+        """A connection has ended; a request that met the end of a used one is sent again, as clients do."""
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        if connection in self._idle:
+            self._idle.remove(connection)
         if answer is None:
             return
-        if self._used and not answer.begun:
-            self._sender._begin(answer)
+        connection.answer = None
+        if connection.used and not answer.begun:
+            self._begin(answer)
         else:
-            answer.end(f"{type(exc).__name__}: {exc}" if exc else "")
+            self._end(answer, broken)
+
+    def _end(self, answer: UnreadAnswer, broken: str = "") -> None:
+        answer.end(broken)
+        self.under_way -= 1
+        if (request := self._then()) is not None:
+            self.send(UnreadAnswer(request))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from harness.processes import wait_until
 from harness.requests import COMPLETIONS
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, Server, serving
-from harness.unread import Sender, UnreadAnswer, request_bytes
+from harness.unread import exchange, request_bytes
 
 __all__ = ["flood", "open_loop", "tenfold", "percentile"]
 
@@ -27,7 +26,9 @@ PROMPT_TOKENS = 64
 GOODPUT = 0.95
 REFUSAL_SECONDS = 0.05
 QUEUE = 64
-OPTIONS = (*APART, "--kv-cache-memory", "256MiB", "--max-num-seqs", "32", "--max-queued-requests", str(QUEUE))
+CALLERS = 32
+"""As many as run at once."""
+OPTIONS = (*APART, "--kv-cache-memory", "256MiB", "--max-num-seqs", str(CALLERS), "--max-queued-requests", str(QUEUE))
 """A bound on the queue is what keeps the wait of those who are taken short: this many requests wait at most."""
 
 
@@ -45,41 +46,26 @@ def _request(chance: random.Random, headers: Mapping[str, str] | None = None) ->
     return request_bytes(COMPLETIONS, _body(chance), headers)
 
 
-async def _peak(server: Server, seconds: float) -> tuple[float, float]:
+def _peak(server: Server, seconds: float) -> tuple[float, float]:
     """Answers a second with as many callers as can run at once, each waiting for its answer; p99 first token."""
-    chance, kept, end = random.Random(1), [], now() + seconds
-    sender = Sender(server.url)
+    chance, began = random.Random(1), now()
 
-    async def caller(seed: float) -> None:
-        own = random.Random(seed)
-        while now() < end:
-            kept.extend(await sender.ended([sender.send(_request(own))]))
+    def again() -> bytes | None:
+        return _request(chance) if now() < began + seconds else None
 
-    began = now()
-    await asyncio.gather(*(caller(chance.random()) for _ in range(32)))
+    kept = exchange(server.url, [(0.0, _request(chance)) for _ in range(CALLERS)], again)
     took = now() - began
-    sender.close()
     return len(kept) / took, percentile([each.read().first_token for each in kept], 0.99)
 
 
-async def open_loop(
-    server: Server, request: Callable[[random.Random], bytes], rate: float, seconds: float, seed: int
-) -> list[UnreadAnswer]:
+def open_loop(
+    request: Callable[[random.Random], bytes], rate: float, seconds: float, seed: int
+) -> Iterator[tuple[float, bytes]]:
     """Requests at random moments, `rate` a second on average, whether others are answered or not."""
-    chance, under_way = random.Random(seed), []
-    planned, after = [], 0.0
-    while after < seconds:  # all of it beforehand: the server lacks what is computed beside it
-        planned.append((after, request(chance)))
+    chance, after = random.Random(seed), 0.0
+    while after < seconds:
+        yield after, request(chance)
         after += chance.expovariate(rate)
-    sender, began = Sender(server.url), now()
-    for after, content in planned:
-        early = began + after - now()
-        if early > 0:
-            await asyncio.sleep(early)
-        under_way.append(sender.send(content))
-    answers = await sender.ended(under_way)
-    sender.close()
-    return answers
 
 
 def tenfold(depth: Depth, progress: Progress) -> Measured:
@@ -87,9 +73,10 @@ def tenfold(depth: Depth, progress: Progress) -> Measured:
     seconds = depth.of(SECONDS, 20)
     progress.expect(1)
     with serving(*OPTIONS) as server:
-        peak, wait_at_peak = asyncio.run(_peak(server, max(10.0, seconds / 4)))
+        peak, wait_at_peak = _peak(server, max(10.0, seconds / 4))
+        planned = [*open_loop(_request, TIMES * peak, seconds, 2)]
         used, began = time.process_time(), now()
-        kept = asyncio.run(open_loop(server, _request, TIMES * peak, seconds, 2))
+        kept = exchange(server.url, planned)
         sender = (time.process_time() - used) / (now() - began) / len(os.sched_getaffinity(0))
         back = wait_until(server.idle, 60)
     progress.update()
@@ -110,7 +97,7 @@ def _judge_overload(
         percentile([each.ended - each.sent for each in refused], 0.99),
     )
     waited = percentile([each.first_token for each in taken], 0.99)
-    promise = wait_at_peak + (QUEUE + 32) / peak
+    promise = wait_at_peak + (QUEUE + CALLERS) / peak
     misses = [f"lost: {each.describe()}" for each in lost]
     if goodput < GOODPUT:
         misses.append(f"goodput is {goodput:.0%} of the peak")
@@ -141,7 +128,7 @@ def flood(depth: Depth, progress: Progress) -> Measured:
         file.flush()
         Path(file.name).chmod(0o600)
         with serving(*OPTIONS, "--api-key-file", file.name) as server:
-            capacity, quiet, loud = asyncio.run(_flooded(server, keys, seconds))
+            capacity, quiet, loud = _flooded(server, keys, seconds)
     progress.update()
     before, beside = (percentile([each.first_token for each in part], 0.99) for part in (quiet, loud))
     failed = [each for each in loud if not each.finished]
@@ -153,21 +140,20 @@ def flood(depth: Depth, progress: Progress) -> Measured:
     return judge(figure, misses, capacity=capacity, before=before, beside=beside, refused=len(failed), asked=len(loud))
 
 
-async def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
+def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
     """Answers a second that can be served, and the nine keys' answers without the flood and beside it."""
 
     def of(names: list[str]) -> Callable[[random.Random], bytes]:
         return lambda chance: _request(chance, {"Authorization": f"Bearer {chance.choice(names)}"})
 
-    sender = Sender(server.url)
     began = now()
-    burst = await sender.ended([sender.send(of(keys[:1])(random.Random(seed))) for seed in range(32)])
+    burst = exchange(server.url, [(0.0, of(keys[:1])(random.Random(seed))) for seed in range(CALLERS)])
     capacity = len(burst) / (now() - began)
-    sender.close()
     gentle = 0.3 * capacity
-    quiet = await open_loop(server, of(keys[1:]), gentle, seconds, 3)
-    flooding = asyncio.ensure_future(open_loop(server, of(keys[:1]), TIMES * capacity, seconds + 2, 4))
-    await asyncio.sleep(2.0)
-    loud = await open_loop(server, of(keys[1:]), gentle, seconds, 5)
-    await flooding
-    return capacity, [each.read() for each in quiet], [each.read() for each in loud]
+    quiet = exchange(server.url, open_loop(of(keys[1:]), gentle, seconds, 3))
+    flood = [*open_loop(of(keys[:1]), TIMES * capacity, seconds + 2, 4)]
+    others = [(2.0 + after, request) for after, request in open_loop(of(keys[1:]), gentle, seconds, 5)]
+    asked = {id(request) for _, request in others}
+    loud = exchange(server.url, sorted([*flood, *others], key=lambda each: each[0]))
+    beside = [each for each in loud if id(each.request) in asked]
+    return capacity, [each.read() for each in quiet], [each.read() for each in beside]

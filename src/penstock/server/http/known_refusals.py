@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from penstock.contract.errors import Overloaded
@@ -108,7 +109,14 @@ def _header(answer: bytes, name: bytes) -> bytes:
 
 def _answer(refusal: Overloaded, request_id: bytes, common: Pairs) -> bytes:
     """The whole answer."""
-    response = error_response(refusal)
-    headers = (*common, *response.raw_headers, (REQUEST_ID, request_id))
-    lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
-    return b"HTTP/1.1 429 Too Many Requests\r\n%b\r\n%b" % (lines, bytes(response.body))
+    before, after = _around_id(refusal.message, refusal.retry_after, tuple(common))
+    return b"%b%b%b" % (before, request_id, after)
+
+
+@lru_cache(maxsize=16)
+def _around_id(message: str, retry_after: int, common: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, bytes]:
+    """What stands before the request's id in an answer, and behind it: for a second, most often the same."""
+    response = error_response(Overloaded(message, retry_after=retry_after))
+    lines = b"".join(b"%b: %b\r\n" % pair for pair in (*common, *response.raw_headers))
+    before = b"HTTP/1.1 429 Too Many Requests\r\n%b%b: " % (lines, REQUEST_ID)
+    return before, b"\r\n\r\n%b" % bytes(response.body)
