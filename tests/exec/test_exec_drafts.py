@@ -100,7 +100,7 @@ class Grammars:
     def __init__(self, made=Strict) -> None:
         self._made = made
 
-    def matcher(self, grammar, room) -> Strict:
+    def matcher(self, grammar, room, prompt=()) -> Strict:
         return self._made()
 
 

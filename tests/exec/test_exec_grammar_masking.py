@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from copy import copy
 
 import pytest
@@ -81,7 +82,7 @@ class Given:
         """All are served."""
         return grammar
 
-    def matcher(self, grammar: Grammar, room: int) -> Listed:
+    def matcher(self, grammar: Grammar, room: int, prompt: Sequence[int] = ()) -> Listed:
         return next(self._matchers)
 
 
@@ -256,7 +257,7 @@ class SlowToMake(Given):
         super().__init__(matchers)
         self.gate = gate
 
-    def matcher(self, grammar: Grammar, room: int) -> Listed:
+    def matcher(self, grammar: Grammar, room: int, prompt: Sequence[int] = ()) -> Listed:
         made = super().matcher(grammar, room)
         assert made.what != "make" or made.gate.wait(PATIENCE)
         return made

@@ -326,10 +326,10 @@ class Grammars(Protocol):
         """
         ...
 
-    def matcher(self, grammar: Grammar, max_new_tokens: int) -> Matcher:
+    def matcher(self, grammar: Grammar, max_new_tokens: int, prompt: Sequence[int] = ()) -> Matcher:
         """A matcher at the beginning of an answer of at most `max_new_tokens`.
 
-        Waits for no process if `grammar` comes from `check`, for as many tokens.
+        Waits for no process if `grammar` comes from `check`, for as many tokens. Guesses look at the `prompt`.
         """
         ...
 

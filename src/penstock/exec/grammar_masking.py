@@ -305,7 +305,7 @@ class GrammarMasking:
 
 def _matcher(grammars: Grammars, admit: Admit, grammar: Grammar) -> Matcher | None:
     """The matcher of a sequence, past what was generated before a preemption; None if that cannot be followed."""
-    matcher = grammars.matcher(grammar, admit.max_new_tokens)
+    matcher = grammars.matcher(grammar, admit.max_new_tokens, admit.tokens[: admit.prompt_tokens])
     followed = all(matcher.take(token) for token in admit.tokens[admit.prompt_tokens :])
     return matcher if followed else None
 

@@ -45,6 +45,21 @@ class ForcedSpelling:
                 self._known[text] = known
         return known
 
+    def behind(self, written: bytes, text: bytes) -> list[int]:
+        """Tokens whose bytes are `text`, as the tokenizer spells it behind what is `written`."""
+        known = self._known.get(written + b"\0" + text)
+        if known is None:
+            known = self._spelled_behind(written, text)
+            if len(self._known) < _KEPT:
+                self._known[written + b"\0" + text] = known
+        return known
+
+    def _spelled_behind(self, written: bytes, text: bytes) -> list[int]:
+        ids, bytes_left = self._spelled(written + text), len(written)
+        while ids and bytes_left > 0:
+            bytes_left -= len(self.speller.tokens[ids.pop(0)])
+        return ids if not bytes_left and ids else self._spelled(text) or self.speller.spell(text)
+
     def _spelled(self, text: bytes) -> list[int]:
         speller = self.speller
         if len(text) < 2 or not speller.byte_ids.keys() >= set(text):

@@ -3,17 +3,22 @@
 Guesses, never masks: a form leaves it to the model how to spell what it forces, so even forced text may come in other
 tokens, and a JSON text may have a space in front or not. Where this answer stood at such a place before, what came
 there is guessed. Else forced text is spelled (`forced_spelling`) but for its last token; there, and where only a space
-is free, the longest token that fits is guessed.
+is free, the longest token that fits is guessed. A value that has begun is guessed to go on as the same words do in the
+prompt (`copying`).
 """
 
 from __future__ import annotations
 
 from llguidance import LLMatcher
 
+from penstock.grammar.closing import JsonPlace
+from penstock.grammar.copying import Copying, value_in
 from penstock.grammar.forced_spelling import ForcedSpelling
 
-__all__ = ["Foresight"]
+__all__ = ["TAIL", "Foresight"]
 
+TAIL = 64
+"""Bytes of an answer, its last ones, that guesses look at."""
 _FEW = 128
 """Tokens that may come, of which more are no narrow place."""
 _SPACED = b",:"
@@ -23,19 +28,25 @@ _REMEMBERED = 128
 
 
 class Foresight:
-    """Guesses along one answer. Owned by its matcher."""
+    """Guesses along one answer. Owned by its matcher.
 
-    __slots__ = ("_begin_alike", "_came", "_speller", "_spelling")
+    Args:
+        spelling: how text is spelled.
+        copying: of the prompt.
+    """
 
-    def __init__(self, spelling: ForcedSpelling) -> None:
+    __slots__ = ("_begin_alike", "_came", "_copying", "_speller", "_spelling")
+
+    def __init__(self, spelling: ForcedSpelling, copying: Copying) -> None:
         self._spelling = spelling
+        self._copying = copying
         self._speller = spelling.speller
         self._begin_alike: dict[bytes, list[int]] = {}  # a mask -> those of its tokens; the same places come again
         self._came: dict[bytes, int] = {}  # the mask of a narrow place -> the token that came there last
 
     def copy(self) -> Foresight:
         """The same knowledge, to go on from separately."""
-        other = Foresight(self._spelling)
+        other = Foresight(self._spelling, self._copying.copy())
         other._came, other._begin_alike = self._came.copy(), self._begin_alike
         return other
 
@@ -44,24 +55,47 @@ class Foresight:
         if _is_narrow(mask) and (mask in self._came or len(self._came) < _REMEMBERED):
             self._came[mask] = token
 
-    def ahead(self, matcher: LLMatcher, last: int, most: int) -> tuple[int, ...]:
+    def wrote(self, tail: bytes, place: JsonPlace | None, token: int) -> None:
+        """`token` was written behind `tail`, at this place in JSON."""
+        if place is not None:
+            self._copying.wrote(tail, place.inside, self._speller.tokens[token], token)
+
+    def ahead(self, matcher: LLMatcher, tail: bytes, place: JsonPlace | None, most: int) -> tuple[int, ...]:
         """Tokens that are likely to come next.
 
         Args:
             matcher: left as it is.
-            last: the last byte that was written, -1 for none.
+            tail: the last bytes that were written.
+            place: where in JSON they end, left as it is; None for other languages.
             most: tokens.
         """
         ids: list[int] = []
         matcher = matcher.deep_copy()  # an error on the way stays with the copy; takes some microseconds
+        place = None if place is None else place.copy()
         while len(ids) < most:
-            step = self._next(matcher, last)
+            step = self._copied(matcher, tail, place) or self._next(matcher, tail[-1] if tail else -1)
             taken = matcher.try_consume_tokens(step[: most - len(ids)]) if step else 0
             ids += step[:taken]
             if not taken or taken < len(step):
                 break
-            last = (self._speller.tokens[ids[-1]] or b"\xff")[-1]
+            text = b"".join([self._speller.tokens[id_] for id_ in step])
+            tail = (tail + text)[-TAIL:]
+            if place is not None:
+                place.read(text)
         return tuple(ids)
+
+    def _copied(self, matcher: LLMatcher, tail: bytes, place: JsonPlace | None) -> list[int]:
+        """How the value that has begun goes on in the prompt, or ends; [] where nothing is known, or it may not."""
+        value = b"" if place is None else value_in(tail, place.inside)
+        text = self._copying.ahead(value) if value and place is not None else None
+        if text is None or place is None:
+            return []
+        if text:
+            step = self._spelling.behind(value, text)
+        else:
+            closing = self._copying.closing(inside=place.inside)
+            step = [] if closing is None else [closing]
+        return step if step and matcher.validate_tokens(step) == len(step) else []
 
     def _next(self, matcher: LLMatcher, last: int) -> list[int]:
         """The token that is likely to come, or several that spell what must; [] where there is a choice."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.grammar import Grammar, GrammarKind
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.compiling import compile_grammar
+from penstock.grammar.copying import Copying
 from penstock.grammar.ending import Ending
 from penstock.grammar.forced_spelling import Encode, ForcedSpelling
 from penstock.grammar.foresight import Foresight
@@ -44,6 +45,10 @@ RETRY_SECONDS = 10
 """When to come again where so many wait: a few of the costliest have been judged by then."""
 SEARCHES = 60
 """States that a search for an ending may open while a request runs."""
+
+
+_MOST_SOURCE = 8192
+"""Tokens of a prompt, its last ones, that values may be copied from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ class GrammarLibrary:
             self._compile(grammar, verdict.size)
         return replace(grammar, ending=ending.ids, size=verdict.size)
 
-    def matcher(self, grammar: Grammar, max_new_tokens: int) -> GuidedMatcher:
+    def matcher(self, grammar: Grammar, max_new_tokens: int, prompt: Sequence[int] = ()) -> GuidedMatcher:
         """See `contract.ports.Grammars.matcher`."""
         speller = self._ready()
         place = JsonPlace() if grammar.kind is GrammarKind.JSON else None
@@ -135,7 +140,8 @@ class GrammarLibrary:
         start = Ending.of(grammar.ending or (), speller)
         fresh = self._compile(grammar, grammar.size)
         closer = Closer(speller, SEARCHES, hints_of(grammar))
-        foresight = Foresight(ForcedSpelling(speller, self._encode))
+        source = b"".join([speller.tokens[id_] for id_ in prompt[-_MOST_SOURCE:] if id_ < len(speller.tokens)])
+        foresight = Foresight(ForcedSpelling(speller, self._encode), Copying(source))
         return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens, foresight)
 
     def prepare(self) -> None:

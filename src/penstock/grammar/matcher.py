@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from penstock.contract.errors import EngineFault
 from penstock.grammar.closing import Closer, JsonPlace
 from penstock.grammar.ending import Ending
-from penstock.grammar.foresight import Foresight
+from penstock.grammar.foresight import TAIL, Foresight
 from penstock.grammar.vocabulary import Speller
 
 __all__ = ["GuidedMatcher"]
@@ -39,12 +39,12 @@ class GuidedMatcher:
         "_document",
         "_ending",
         "_foresight",
-        "_last",
         "_left",
         "_mask",
         "_matcher",
         "_place",
         "_speller",
+        "_tail",
     )
 
     def __init__(
@@ -65,7 +65,7 @@ class GuidedMatcher:
         self._ending = ending
         self._foresight = foresight
         self._mask = b""  # of the next token, where it was asked for
-        self._last = -1  # byte
+        self._tail = b""  # the last bytes that were written
         self._document = ending.text  # what it opens again, it may close again in the same way
 
     def mask(self) -> bytes:
@@ -98,7 +98,7 @@ class GuidedMatcher:
             self._left,
             self._foresight.copy(),
         )
-        other._document, other._last = self._document, self._last
+        other._document, other._tail = self._document, self._tail
         return other
 
     def closing(self) -> int:
@@ -109,7 +109,7 @@ class GuidedMatcher:
         """See `contract.ports.Matcher`."""
         if self._left <= len(self._ending.ids) + 1:
             return self._ending.ids[:most]
-        return self._foresight.ahead(self._matcher, self._last, min(most, self._left - 1))
+        return self._foresight.ahead(self._matcher, self._tail, self._place, min(most, self._left - 1))
 
     def _take(self, token: int, ending_after: Callable[[bytes, JsonPlace | None], Ending | None]) -> bool | None:
         """Go on past `token`; None, and nothing has changed, if no ending was found after it."""
@@ -125,8 +125,9 @@ class GuidedMatcher:
             return None
         if self._mask:
             self._foresight.note(self._mask, token)
+        self._foresight.wrote(self._tail, self._place, token)
         self._ending, self._place, self._mask = ending, place, b""
-        self._last = text[-1] if text else self._last
+        self._tail = (self._tail + text)[-TAIL:]
         self._left -= 1
         return True
 
