@@ -127,7 +127,7 @@ ROWS = (
     ),
     Row(
         "R16",
-        "Ten times the load that can be served, open loop, 3 minutes",
+        "Ten times the load that can be served, open loop, over connections that are used again, 3 minutes",
         "goodput 95 % of the peak; the rest refused within 50 ms (p99) with Retry-After; none lost; p99 of the first"
         " token within what the queue's bound allows; idle 5 s later",
         "vLLM: no bound on the queue by default; TGI: 429 above 128",
