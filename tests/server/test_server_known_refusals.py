@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -145,6 +146,19 @@ def test_what_concerns_the_connection_is_left_to_the_application(repeated: list[
     for _ in range(2):
         with connected(full) as sock:
             assert answer(sock, sent)[9:12] in (b"429", b"400")
+    assert not repeated
+
+
+def test_a_body_in_chunks_is_never_taken_for_the_next_request(repeated: list[bytes], full: Served):
+    lines = ["POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Transfer-Encoding: chunked"]
+    head = "\r\n".join([*lines, "Content-Type: application/json", "", ""]).encode()
+    inside = request("/v1/models")
+    with connected(full) as sock:
+        for _ in range(3):
+            sock.sendall(head)
+            time.sleep(0.05)  # so that the head comes alone
+            assert answer(sock, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inside), inside))[9:12] == b"429"
+        assert answer(sock, request())[9:12] == b"429"
     assert not repeated
 
 

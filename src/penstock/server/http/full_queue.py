@@ -51,7 +51,8 @@ class RefuseWhenFull:
                 self._check(tenant)
             except Overloaded as refusal:
                 scope["route"] = route  # for whoever counts, as of any other request
-                scope[SCOPE_KEY] = Refused(tenant, refusal, int(headers.get("content-length", "0")))
+                if "transfer-encoding" not in headers:  # else its head does not say where its body ends
+                    scope[SCOPE_KEY] = Refused(tenant, refusal, int(headers.get("content-length", "0")))
                 whole = await discard_body(receive, self._max_body_bytes)
                 await error_response(refusal)(scope, receive, send if whole else last_of_its_connection(send))
                 return
