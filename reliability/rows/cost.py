@@ -22,14 +22,18 @@ TOGETHER = ("--runner", "in-process")
 
 
 def process(depth: Depth, progress: Progress) -> Measured:
-    """Throughput beside that of a server of one process; a round is apart, together, together, apart."""
+    """Throughput beside that of a server of one process; a round is apart, together, together, apart.
+
+    Both are asked the same: how soon an answer comes depends on how much of it repeats, and is guessed.
+    """
     rounds = depth.of(15, 3)
     progress.expect(rounds + 1)
     shares: dict[int, list[float]] = {streams: [] for streams in NEW_TOKENS}
     with serving(*OPTIONS, *APART) as apart, serving(*OPTIONS, *TOGETHER) as together:
         for round_ in range(rounds + 1):
             for streams in NEW_TOKENS:
-                taken = [asyncio.run(_burst(each, streams, round_)) for each in (apart, together, together, apart)]
+                turns = ((apart, 0), (together, 0), (together, 1), (apart, 1))
+                taken = [asyncio.run(_burst(each, streams, f"{round_} {half}")) for each, half in turns]
                 if round_:
                     shares[streams].append((taken[1] + taken[2]) / (taken[0] + taken[3]))
             progress.update()
@@ -45,9 +49,9 @@ def process(depth: Depth, progress: Progress) -> Measured:
     return judge(figure, misses, **{f"share_{streams}": median for streams, median in medians.items()})
 
 
-async def _burst(server: Server, streams: int, seed: int) -> float:
-    """Seconds until so many streams, begun at once, have ended."""
-    chance = random.Random(f"{seed} {streams} {now()}")  # nothing of it is cached
+async def _burst(server: Server, streams: int, seed: str) -> float:
+    """Seconds until so many streams, begun at once, have ended. Each seed is new to a server: nothing is cached."""
+    chance = random.Random(f"{seed} {streams}")
     began = now()
     answers = await asyncio.gather(
         *(ask(server.url, COMPLETIONS, _body(chance, NEW_TOKENS[streams])) for _ in range(streams))
