@@ -76,6 +76,7 @@ def test_in_every_weight_form_the_model_guesses_right_for_itself(
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the runner's process is found through /proc")
 @pytest.mark.model
+@pytest.mark.deep
 def test_streams_go_on_to_the_bit_while_a_runner_with_a_draft_model_is_killed(default_model, tmp_path):
     trace = tmp_path / "trace"
     options = ("--draft-model", str(default_model), "--kv-cache-memory", "256MiB")

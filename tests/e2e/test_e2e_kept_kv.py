@@ -131,6 +131,7 @@ def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
         assert metric(url, "penstock:kv_store_bytes") >= 0
 
 
+@pytest.mark.deep
 def test_a_server_that_ends_in_order_writes_what_it_computed_last(tmp_path):
     """It is told to end as soon as the answer is there, when hardly anything was written."""
     prompt = [random.Random(3).randrange(100, 40_000) for _ in range(2000)]
