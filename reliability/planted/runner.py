@@ -37,8 +37,9 @@ class FaultyRunner:
             self._marked.pop(slot, None)
         for admit in plan.admits:
             self._marked[admit.slot] = fault_in(admit.tokens)
-        sampling = [row.slot for row in plan.rows if row.sample]
-        lost = [at for at, slot in enumerate(sampling) if self._marked.get(slot) == "is not a number"]
+        # Logits are of the drawn token's place and of each draft's.
+        drawing = [row.slot for row in plan.rows if row.sample for _ in range(1 + len(row.drafts))]
+        lost = [at for at, slot in enumerate(drawing) if self._marked.get(slot) == "is not a number"]
         for row in plan.rows:
             _go_wrong(self._marked.get(row.slot, ""))
         self._runner._model = _Diverging(self._model, lost) if lost else self._model
