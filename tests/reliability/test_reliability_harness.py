@@ -132,9 +132,8 @@ def test_a_marked_request_goes_wrong_in_every_runner_and_no_other_does(monkeypat
 
     def plan(step, rows, admits=(), releases=()):
         made = [SimpleNamespace(slot=slot, tokens=tokens) for slot, tokens in admits]
-        return SimpleNamespace(
-            step=step, releases=releases, admits=made, rows=[SimpleNamespace(slot=row, sample=True) for row in rows]
-        )
+        of = [SimpleNamespace(slot=row, sample=True, drafts=()) for row in rows]
+        return SimpleNamespace(step=step, releases=releases, admits=made, rows=of)
 
     faulty.run(plan(0, [0], [(0, [1, 2, 3]), (1, [7, *mark("raises"), 8])]))
     with pytest.raises(ValueError, match="planted"):
