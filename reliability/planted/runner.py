@@ -10,62 +10,68 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock import runner_process
-from penstock.contract.plan import StepPlan, StepResult
+from penstock.contract.plan import Row, StepPlan, StepResult
 from planted import clock
 from planted.faults import fault_in
 
 _HEADROOM = 64 << 20
 _ASKED = 8 << 30
+NO_NUMBER = "is not a number"
 
 
 class FaultyRunner:
-    """A runner that goes wrong where a marked sequence has a row."""
+    """A runner that goes wrong where a marked sequence has a row.
+
+    Attributes:
+        marked: slot to fault, "" for none.
+    """
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._model = runner._model
-        self._marked: dict[int, str] = {}  # slot to fault
+        self.marked: dict[int, str] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
         """As the runner's, but for marked rows."""
         for slot in plan.releases:
-            self._marked.pop(slot, None)
+            self.marked.pop(slot, None)
         for admit in plan.admits:
-            self._marked[admit.slot] = fault_in(admit.tokens)
-        # Logits are of the drawn token's place and of each draft's.
-        drawing = [row.slot for row in plan.rows if row.sample for _ in range(1 + len(row.drafts))]
-        lost = [at for at, slot in enumerate(drawing) if self._marked.get(slot) == "is not a number"]
+            self.marked[admit.slot] = fault_in(admit.tokens)
         for row in plan.rows:
-            _go_wrong(self._marked.get(row.slot, ""))
-        self._runner._model = _Diverging(self._model, lost) if lost else self._model
+            _go_wrong(self.marked.get(row.slot, ""))
         result: StepResult = self._runner.run(plan)
         return result
 
     def reset(self) -> bool:
         """As the runner's."""
-        self._marked.clear()
+        self.marked.clear()
         return bool(self._runner.reset())
 
 
-class _Diverging:
-    """A model whose logits are no numbers in some rows."""
+def lose_numbers(marked: Mapping[int, str]) -> None:
+    """Let no logits of sequences that are marked so be numbers: where they are drawn from, and each row is known.
 
-    def __init__(self, model: Any, rows: Sequence[int]) -> None:
-        self._model = model
-        self._rows = list(rows)
+    Args:
+        marked: slot to fault.
+    """
+    from penstock.exec.drawing import Drawing  # torch comes with it
 
-    def logits(self, hidden: Any) -> Any:
-        found = self._model.logits(hidden)
-        found[self._rows] = float("nan")
-        return found
+    draw = Drawing.draw
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+    def draw_faulty(self: Drawing, rows: Sequence[Row], logits: Any, pending: Any) -> None:
+        first = 0
+        for row in rows:
+            end = first + 1 + len(row.drafts)
+            if marked.get(row.slot) == NO_NUMBER:
+                logits[first:end] = float("nan")
+            first = end
+        draw(self, rows, logits, pending)
+
+    Drawing.draw = draw_faulty  # type: ignore[method-assign]
 
 
 def _go_wrong(fault: str) -> None:
@@ -124,7 +130,9 @@ def _make_runners_faulty() -> None:
 
     def load_faulty(*arguments: Any) -> tuple[Any, ...]:
         runner, *rest = load(*arguments)
-        return (FaultyRunner(runner), *rest)
+        faulty = FaultyRunner(runner)
+        lose_numbers(faulty.marked)
+        return (faulty, *rest)
 
     penstock.building.load_runner = load_faulty  # type: ignore[assignment]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from scripted_engine import ScriptedEngine, always, delta, finished, stop
 from server_harness import running
 
@@ -24,6 +25,7 @@ from harness.processes import wait_until
 from harness.requests import KINDS, mixed_requests
 from harness.row import Depth, Measured, Outcome, Row, judge
 from harness.server import Server
+from penstock.exec import drawing
 from planted import runner as planted_runner
 from planted.faults import FAULTS, fault_in, mark
 from rows.overload import percentile
@@ -127,13 +129,14 @@ def test_requests_are_of_every_kind_and_random_ones_have_a_seed():
 
 def test_a_marked_request_goes_wrong_in_every_runner_and_no_other_does(monkeypatch):
     runs = []
-    inner = SimpleNamespace(_model="model", run=lambda plan: runs.append(plan.step), reset=lambda: False)
+    inner = SimpleNamespace(run=lambda plan: runs.append(plan.step), reset=lambda: False)
     faulty = planted_runner.FaultyRunner(inner)
 
     def plan(step, rows, admits=(), releases=()):
         made = [SimpleNamespace(slot=slot, tokens=tokens) for slot, tokens in admits]
-        of = [SimpleNamespace(slot=row, sample=True, drafts=()) for row in rows]
-        return SimpleNamespace(step=step, releases=releases, admits=made, rows=of)
+        return SimpleNamespace(
+            step=step, releases=releases, admits=made, rows=[SimpleNamespace(slot=row) for row in rows]
+        )
 
     faulty.run(plan(0, [0], [(0, [1, 2, 3]), (1, [7, *mark("raises"), 8])]))
     with pytest.raises(ValueError, match="planted"):
@@ -141,6 +144,16 @@ def test_a_marked_request_goes_wrong_in_every_runner_and_no_other_does(monkeypat
     faulty.run(plan(2, [0]))
     faulty.run(plan(3, [1], [(1, [5])], releases=[1]))
     assert runs == [0, 2, 3]
+
+
+def test_the_logits_of_a_marked_sequence_are_lost_wherever_its_row_stands(monkeypatch):
+    given = []
+    monkeypatch.setattr(drawing.Drawing, "draw", lambda _self, _rows, logits, _pending: given.append(logits.isnan()))
+    planted_runner.lose_numbers({4: planted_runner.NO_NUMBER, 2: "", 7: "raises"})
+    rows = [SimpleNamespace(slot=slot, drafts=drafts) for slot, drafts in ((7, (1,)), (4, (1, 2)), (2, ()))]
+    drawing.Drawing.draw(None, rows, torch.zeros(6, 5), None)
+    assert given[0].all(dim=1).tolist() == [False, False, True, True, True, False]
+    assert int(given[0].sum()) == 3 * 5
 
 
 def test_every_fault_has_its_mark_and_nothing_else_is_one():
