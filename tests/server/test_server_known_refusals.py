@@ -19,7 +19,7 @@ from test_server_refusals import assert_refused
 from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.server.http.access import Access, read_keys
 from penstock.server.http.failures import error_response
-from penstock.server.http.known_refusals import MOST_HEADS, KnownRefusals, Refused
+from penstock.server.http.known_refusals import MOST_HEADS, Begun, KnownRefusals, Refused
 
 PATIENCE = 30
 FULL = Overloaded("64 sequences are waiting already.", retry_after=7, cause=RefusalCause.QUEUE_SEQUENCES)
@@ -61,7 +61,7 @@ def repeated(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     answered: list[bytes] = []
     known = KnownRefusals.answer
 
-    def noted(self: KnownRefusals, sent: bytes, common: object) -> bytes | None:
+    def noted(self: KnownRefusals, sent: Begun, common: object) -> bytes | None:
         found = known(self, sent, common)  # type: ignore[arg-type]
         answered.extend([found] if found else [])
         return found
@@ -199,31 +199,34 @@ def test_keys_are_refused_for_themselves(tmp_path):
     assert said == [b"429", b"429", b"200", b"401", b"429", b"200"]
 
 
+BEGUN = Begun.of(request())
+
+
 async def test_it_knows_few_heads_and_no_keys():
     known = KnownRefusals(lambda _: (_ for _ in ()).throw(FULL), asyncio.Event())
     said = _answered(FULL)
     for number in range(MOST_HEADS + 1):
         refused = Refused("", FULL, len(BODY), tell=lambda _id, _refusal: None)
-        known.learn(request("/v1/completions", BODY, f"X-Api-Key: key-{number}"), said, refused, DATE)
-    assert known.answer(request("/v1/completions", BODY, "X-Api-Key: key-0"), DATE) is None
-    assert known.answer(request("/v1/completions", BODY, f"X-Api-Key: key-{MOST_HEADS}"), DATE) is not None
+        known.learn(Begun.of(request("/v1/completions", BODY, f"X-Api-Key: key-{number}")), said, refused, DATE)
+    assert known.answer(Begun.of(request("/v1/completions", BODY, "X-Api-Key: key-0")), DATE) is None
+    assert known.answer(Begun.of(request("/v1/completions", BODY, f"X-Api-Key: key-{MOST_HEADS}")), DATE) is not None
     assert b"key-" not in repr(vars(known)).encode()
 
 
 async def test_while_the_server_stops_nothing_is_known():
     stopping = asyncio.Event()
     known = KnownRefusals(lambda _: (_ for _ in ()).throw(FULL), stopping)
-    known.learn(request(), _answered(FULL), Refused("", FULL, len(BODY), tell=lambda _id, _refusal: None), DATE)
-    assert known.answer(request(), DATE) is not None
+    known.learn(BEGUN, _answered(FULL), Refused("", FULL, len(BODY), tell=lambda _id, _refusal: None), DATE)
+    assert known.answer(BEGUN, DATE) is not None
     stopping.set()
-    assert known.answer(request(), DATE) is None
+    assert known.answer(BEGUN, DATE) is None
 
 
 async def test_an_answer_that_was_made_another_is_not_repeated():
     known = KnownRefusals(lambda _: (_ for _ in ()).throw(FULL), asyncio.Event())
     said = _answered(FULL).replace(b"x-request-id", b"vary: Origin\r\nx-request-id")
-    known.learn(request(), said, Refused("", FULL, len(BODY), tell=lambda _id, _refusal: None), DATE)
-    assert known.answer(request(), DATE) is None
+    known.learn(BEGUN, said, Refused("", FULL, len(BODY), tell=lambda _id, _refusal: None), DATE)
+    assert known.answer(BEGUN, DATE) is None
 
 
 def _answered(refusal: Overloaded) -> bytes:

@@ -19,7 +19,7 @@ from penstock.contract.errors import Overloaded, PenstockError, RefusalCause
 from penstock.contract.limits import ServerLimits
 from penstock.server.http.envelope import new_request_id
 from penstock.server.http.failures import HttpRefusal, error_response
-from penstock.server.http.known_refusals import KnownRefusals, refused_unread
+from penstock.server.http.known_refusals import NOT_BEGUN, Begun, KnownRefusals, refused_unread
 
 __all__ = ["SURPLUS", "BoundedProtocol", "bounded_protocol"]
 
@@ -122,7 +122,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(**arguments)
         self._on_refusal = on_refusal
         self._known_refusals = known_refusals
-        self._request = b""  # what came when nothing was under way
+        self._begun = NOT_BEGUN  # what came when nothing was under way
         self.conn = _Connection(limits.max_header_bytes)
         self._limits = limits
         self._max_connections = max_connections
@@ -146,8 +146,8 @@ class BoundedProtocol(H11Protocol):
             message = f"{self._max_connections} connections are open already."
             self._refuse(Overloaded(message, cause=RefusalCause.CONNECTIONS))
             return
-        self._request = data if self._rests() else b""
-        if self._request and self._refuse_again():
+        self._begun = NOT_BEGUN if self._known_refusals is None or not self._rests() else Begun.of(data)
+        if self._refuse_again():
             return
         super().data_received(data)
         if self.conn.their_state is h11.IDLE:
@@ -170,10 +170,11 @@ class BoundedProtocol(H11Protocol):
         """The answer has been handed to the transport; the client has yet to read the end of it."""
         if self.transport.get_write_buffer_size():
             self._await_reader()
-        if self._known_refusals is not None and self._request and (refused := refused_unread(self.scope)) is not None:
-            common = self.server_state.default_headers
-            self._known_refusals.learn(self._request, self.conn.whole_answer, refused, common)
-        self._request = self.conn.whole_answer = b""
+        if self._known_refusals is not None and self._begun.digest:
+            refused, common = refused_unread(self.scope), self.server_state.default_headers
+            if refused is not None:
+                self._known_refusals.learn(self._begun, self.conn.whole_answer, refused, common)
+        self._begun, self.conn.whole_answer = NOT_BEGUN, b""
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,15 +212,15 @@ class BoundedProtocol(H11Protocol):
         return idle and not self.flow.write_paused and not self.transport.is_closing()
 
     def _refuse_again(self) -> bool:
-        """Whether `_request` was one that is refused as another before it."""
-        if self._known_refusals is None:
+        """Whether the request that has just begun was refused as another before it."""
+        if self._known_refusals is None or not self._begun.digest:
             return False
-        answer = self._known_refusals.answer(self._request, self.server_state.default_headers)
+        answer = self._known_refusals.answer(self._begun, self.server_state.default_headers)
         if answer is None:
             return False
         self._headers_came()
         self.transport.write(answer)
-        self._request = b""
+        self._begun = NOT_BEGUN  # nothing is to be learned from it
         self.on_response_complete()
         return True
 

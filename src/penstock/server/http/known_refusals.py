@@ -16,13 +16,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.contract.errors import Overloaded
 from penstock.server.http.envelope import new_request_id
 from penstock.server.http.failures import error_response
 
-__all__ = ["KnownRefusals", "Refused", "refused_unread"]
+__all__ = ["NOT_BEGUN", "Begun", "KnownRefusals", "Refused", "refused_unread"]
 
 MOST_HEADS = 256
 """That are known: a client of one kind and key has a few, which differ by the length of the body."""
@@ -32,6 +32,29 @@ REQUEST_ID = b"x-request-id"
 SCOPE_KEY = "penstock.refused_unread"
 
 Pairs = Iterable[tuple[bytes, bytes]]
+
+
+class Begun(NamedTuple):
+    """What is remembered of the first bytes of a request; not the bytes, which may be a body of megabytes, or a key.
+
+    Attributes:
+        digest: of its head; b"" if that is not whole, or too long to be known.
+        behind: how many bytes came behind it.
+    """
+
+    digest: bytes
+    behind: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Begun:
+        """With these bytes."""
+        end = data.find(END_OF_HEAD, 0, MOST_HEAD_BYTES)
+        if end < 0:
+            return NOT_BEGUN
+        return cls(hashlib.sha256(data[:end]).digest(), len(data) - end - len(END_OF_HEAD))
+
+
+NOT_BEGUN = Begun(b"", 0)
 
 
 @dataclass(slots=True)
@@ -70,23 +93,21 @@ class KnownRefusals:
         self._stopping = stopping
         self._heads: dict[bytes, Refused] = {}
 
-    def learn(self, request: bytes, answer: bytes, refused: Refused, common: Pairs) -> None:
-        """A request was refused with this answer, all of it as bytes; `common` headers are in every answer."""
-        head, _, body = request.partition(END_OF_HEAD)
-        if len(head) > MOST_HEAD_BYTES or len(body) != refused.body_bytes:
+    def learn(self, begun: Begun, answer: bytes, refused: Refused, common: Pairs) -> None:
+        """A request was refused with these bytes; `common` headers are in every answer."""
+        if not begun.digest or begun.behind != refused.body_bytes:
             return
         if answer == _answer(refused.refusal, _header(answer, REQUEST_ID), common):
             if len(self._heads) == MOST_HEADS:
                 del self._heads[next(iter(self._heads))]  # the oldest; one that still comes is soon known again
-            self._heads[_digest(head)] = refused
+            self._heads[begun.digest] = refused
 
-    def answer(self, request: bytes, common: Pairs) -> bytes | None:
+    def answer(self, begun: Begun, common: Pairs) -> bytes | None:
         """The answer to a request that is refused as one before it; None where the application is to be asked."""
         if not self._heads or self._stopping.is_set():
             return None
-        head, _, body = request.partition(END_OF_HEAD)
-        known = self._heads.get(_digest(head))
-        if known is None or known.tell is None or len(body) != known.body_bytes:
+        known = self._heads.get(begun.digest)
+        if known is None or known.tell is None or begun.behind != known.body_bytes:
             return None
         try:
             self._check(known.tenant)
@@ -95,11 +116,6 @@ class KnownRefusals:
             known.tell(request_id, refusal)
             return _answer(refusal, request_id.encode(), common)
         return None
-
-
-def _digest(head: bytes) -> bytes:
-    """What a head is known by: it may hold a key, which is not to be kept."""
-    return hashlib.sha256(head).digest()
 
 
 def _header(answer: bytes, name: bytes) -> bytes:
