@@ -47,11 +47,12 @@ class ForcedSpelling:
 
     def behind(self, written: bytes, text: bytes) -> list[int]:
         """Tokens whose bytes are `text`, as the tokenizer spells it behind what is `written`."""
-        known = self._known.get(written + b"\0" + text)
+        both = written + b"\0" + text
+        known = self._known.get(both)
         if known is None:
             known = self._spelled_behind(written, text)
             if len(self._known) < _KEPT:
-                self._known[written + b"\0" + text] = known
+                self._known[both] = known
         return known
 
     def _spelled_behind(self, written: bytes, text: bytes) -> list[int]:

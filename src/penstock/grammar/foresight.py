@@ -86,9 +86,11 @@ class Foresight:
 
     def _copied(self, matcher: LLMatcher, tail: bytes, place: JsonPlace | None) -> list[int]:
         """How the value that has begun goes on in the prompt, or ends; [] where nothing is known, or it may not."""
-        value = b"" if place is None else value_in(tail, place.inside)
-        text = self._copying.ahead(value) if value and place is not None else None
-        if text is None or place is None:
+        if place is None:
+            return []
+        value = value_in(tail, place.inside)
+        text = self._copying.ahead(value) if value else None
+        if text is None:
             return []
         if text:
             step = self._spelling.behind(value, text)
