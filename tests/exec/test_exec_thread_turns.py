@@ -98,6 +98,14 @@ class Alternating(threading.Thread):
                 give_way()
 
 
+def two_alternating(noted: list[str], parts: int) -> list[Alternating]:
+    """Both have begun."""
+    both = [Alternating(name, noted, parts) for name in "ab"]
+    for each in both:
+        each.start()
+    return both
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """Wait for what other threads do."""
     last = time.monotonic() + LONG
@@ -109,9 +117,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_of_threads_that_take_turns_one_goes_on_at_a_time_and_the_next_when_it_gives_way():
     noted: list[str] = []
     with taking_turns():
-        both = [Alternating(name, noted, 3) for name in "ab"]
-        for each in both:
-            each.start()
+        both = two_alternating(noted, 3)
         wait_for(lambda: len(thread_turns._baton._waiting) == 2)
         assert not noted
     for each in both:
@@ -123,9 +129,7 @@ def test_of_threads_that_take_turns_one_goes_on_at_a_time_and_the_next_when_it_g
 def test_who_takes_turns_waits_for_who_goes_first_and_lets_the_others_pass():
     noted: list[str] = []
     with going_first():
-        both = [Alternating(name, noted, 2) for name in "ab"]
-        for each in both:
-            each.start()
+        both = two_alternating(noted, 2)
         wait_for(lambda: sorted(noted) == ["a", "b"])  # the first parts, and then both wait
         both[0].join(0.1)
         assert len(noted) == 2
