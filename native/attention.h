@@ -51,7 +51,8 @@ constexpr float kMinusInfinity = -__builtin_inff();
 #if defined(PENSTOCK_AVX512)
 constexpr int kScoreRows = 4, kScoreGroups = 4, kMixRows = 6, kMixVectors = 4;
 #elif defined(PENSTOCK_ISA_AVX2)
-constexpr int kScoreRows = 2, kScoreGroups = 2, kMixRows = 2, kMixVectors = 2;
+// 8 sums, 4 registers of what 16 pairs of bfloat16 become, 1 of what they meet: widened once for four rows.
+constexpr int kScoreRows = 4, kScoreGroups = 1, kMixRows = 4, kMixVectors = 1;
 #else
 constexpr int kScoreRows = 1, kScoreGroups = 2, kMixRows = 1, kMixVectors = 2;
 #endif
