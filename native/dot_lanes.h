@@ -266,7 +266,7 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, const Codes& w, Quad x) {
 #if defined(PENSTOCK_ISA_AVX2) && (defined(__GNUC__) || defined(__clang__))
 template <class Sum>
 PENSTOCK_INLINE void end_row(Sum& sum) {
-    asm volatile("" : "+x"(sum.low), "+x"(sum.high) : : "memory");
+    asm volatile("" : "+x"(sum.low), "+x"(sum.high));
 }
 #else
 template <class Sum>

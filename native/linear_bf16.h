@@ -31,6 +31,8 @@ struct LinearBf16 {
     const bf16* x;
     int64_t x_stride;
 
+    Block block() const { return {call.rows, panels_of(call.outputs)}; }
+
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
         add_up_tile<R, P>(*this, Kind::bf16, row, panel, turn);

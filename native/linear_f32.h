@@ -26,6 +26,8 @@ struct LinearF32 {
     const float* x;
     int64_t x_stride;
 
+    Block block() const { return {call.rows, panels_of(call.outputs)}; }
+
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
         const int64_t bytes = panel_bytes(Kind::f32, call.inputs);

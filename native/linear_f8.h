@@ -127,6 +127,8 @@ struct LinearF8 {
     const bf16* x;
     int64_t x_stride;
 
+    Block block() const { return {call.rows, panels_of(call.outputs)}; }
+
     template <int R, int P>
     void tile(int64_t row, int64_t panel, const Turn& turn) const {
         add_up_tile<R, P>(*this, Kind::f8, row, panel, turn);

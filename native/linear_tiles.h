@@ -11,6 +11,7 @@
 //                                                     registers than one of one panel
 //     kEvenTiles                                      whether rows are shared out evenly among tiles, or are left over
 //                                                     for a low one
+//     block()                                         how many rows are walked over how many panels before the next rows are
 //     template <int R, int P> tile(row, panel, turn)  computes and writes R rows x P panels from there on; in a gated
 //                                                     call P / 2 of gates and as many of what they weigh
 #pragma once
@@ -40,6 +41,11 @@ PENSTOCK_INLINE void store_elements(const Rows& to, int64_t row, int64_t column,
     if (to.element == Element::f32) return store_at(static_cast<float*>(to.data) + at, 0, count, value);
     store_at(static_cast<bf16*>(to.data) + at, 0, count, value);
 }
+
+// Rows and panels of a product that are walked together.
+struct Block {
+    int64_t rows, panels;
+};
 
 // Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half
 // at what they weigh.
@@ -244,13 +250,28 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
     for (; panel < last_panel; panel++) walk_rows<R, 2>(kernel, row, last_row, panel);
 }
 
+// Walks a block's rows over its panels, then the next rows over them.
+template <class Kernel>
+void walk_blocks(const Kernel& kernel, const LinearCall& call, int64_t row, int64_t last_row, int64_t panel,
+                 int64_t last_panel) {
+    const auto walk = call.gated() ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>;
+    const Block block = kernel.block();
+    if (last_row - row <= block.rows) return walk(kernel, row, last_row, panel, last_panel);
+    for (; panel < last_panel; panel += block.panels) {
+        const int64_t end = smaller(last_panel, panel + block.panels);
+        for (int64_t from = row; from < last_row; from += block.rows) {
+            walk(kernel, from, smaller(last_row, from + block.rows), panel, end);
+        }
+    }
+}
+
 // Shares the outputs out among the threads, and the rows too where there are too few panels to go round; to as many
 // threads as have something to do.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     constexpr int64_t kLeastProducts = 1 << 16, kLeastPanels = 2;
     const auto walk = [&](int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
-        (call.gated() ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>)(kernel, row, last_row, panel, last_panel);
+        walk_blocks(kernel, call, row, last_row, panel, last_panel);
     };
     const int64_t panels = panels_of(call.columns()), work = call.rows * round_up(call.outputs, kPanel) * call.inputs;
     const int64_t threads = smaller(smaller(pool.threads(), PanelRuns::kMost), larger(1, work / kLeastProducts));

@@ -51,23 +51,27 @@ struct QuantizedRows {
 template <int R, class T>
 class RowAddresses {
 public:
-    PENSTOCK_INLINE RowAddresses(const T* first, int64_t stride) : stride_(stride) {
-        PENSTOCK_UNROLL for (int b = 0; b < kBases; b++) {
-            base_[b] = reinterpret_cast<const char*>(first) + 3 * b * stride;
+    PENSTOCK_INLINE RowAddresses(const T* first, int64_t stride)
+        : stride_(stride), base0_(bytes(first)), base1_(bytes(first) + 3 * stride), base2_(bytes(first) + 6 * stride) {
+        static_assert(R <= 9, "");
 #if defined(__GNUC__) || defined(__clang__)
-            if (R > 2) asm("" : "+r"(base_[b]));  // a value of its own, for all that the compiler knows
+        // Values of their own, for all that the compiler knows. Not an array: GCC would keep it in memory.
+        if (R > 2) asm("" : "+r"(base0_));
+        if (R > 3) asm("" : "+r"(base1_));
+        if (R > 6) asm("" : "+r"(base2_));
 #endif
-        }
     }
 
     PENSTOCK_INLINE const T* operator[](int r) const {
-        return reinterpret_cast<const T*>(base_[r / 3] + r % 3 * stride_);
+        const char* base = r < 3 ? base0_ : r < 6 ? base1_ : base2_;
+        return reinterpret_cast<const T*>(base + r % 3 * stride_);
     }
 
 private:
-    static constexpr int kBases = (R + 2) / 3;
-    const char* base_[kBases];
+    PENSTOCK_INLINE static const char* bytes(const T* p) { return reinterpret_cast<const char*>(p); }
+
     int64_t stride_;
+    const char *base0_, *base1_, *base2_;
 };
 
 // The register tiles (linear_tiles.h) of the kernel that multiplies codes.
@@ -128,6 +132,16 @@ PENSTOCK_INLINE uint32_t largest_magnitude(const float* numbers) {
         largest = _mm512_max_epu32(largest, _mm512_and_si512(_mm512_loadu_si512(numbers + i), magnitude));
     }
     return _mm512_reduce_max_epu32(largest);
+#elif defined(PENSTOCK_ISA_AVX2)
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_setzero_si256();
+    for (int i = 0; i < kGroup; i += 8) {
+        const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers + i));
+        largest = _mm256_max_epu32(largest, _mm256_and_si256(bits, magnitude));
+    }
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    return uint32_t(_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
 #else
     uint32_t largest = 0;
     for (int i = 0; i < kGroup; i++) {
@@ -148,6 +162,18 @@ PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) 
         sum = _mm512_add_epi32(sum, code);
     }
     return _mm512_reduce_add_epi32(sum);
+#elif defined(PENSTOCK_ISA_AVX2)
+    const __m256 by = _mm256_set1_ps(inverse);
+    __m256i code[4];
+    PENSTOCK_UNROLL for (int i = 0; i < 4; i++) code[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(numbers + 8 * i), by));
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
+    // Packing interleaves the halves of its arguments; this puts them back in order.
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
+    const __m256i eight = _mm256_add_epi32(_mm256_add_epi32(code[0], code[1]), _mm256_add_epi32(code[2], code[3]));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 #else
     int32_t sum = 0;
     for (int i = 0; i < kGroup; i++) {
