@@ -22,6 +22,9 @@ _RUNS = ("[a-z ]{1,4}", "[a-z ]{1,8}", "[a-z ]{1,16}", "[a-z ]+", "[A-Za-z ]{1,1
 """Token classes whose masks are precomputed, beside those of JSON strings: where an expression takes all of a class,
 as in counted runs of letters, they are not walked token by token. A mask has the same bits with or without them."""
 
+_AT_ONCE = 128
+"""Tokens of an ending that are checked in one call: it holds Python's lock, and a long ending has thousands."""
+
 _PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
 
 
@@ -83,7 +86,12 @@ class Speller:
         """Whether a document is complete after `ids`; the `matcher` is left as it is."""
         if not ids:  # an automaton that can only stop takes no token any more, not even this one
             return bool(matcher.is_accepting())
-        return bool(matcher.validate_tokens([*ids, self.eos[0]]) == len(ids) + 1)
+        *parts, last = (list(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+        if parts:
+            matcher = matcher.deep_copy()
+        if any(matcher.try_consume_tokens(part) != _AT_ONCE for part in parts):
+            return False
+        return bool(matcher.validate_tokens([*last, self.eos[0]]) == len(last) + 1)
 
 
 class _Source:
