@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import stat
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 from terminal import Terminal
 
 from penstock.cli.chat import HELP, Chat
-from penstock.cli.chat_input import candidates, open_history
+from penstock.cli.chat_input import candidates, open_history, open_input
 from penstock.cli.chat_partner import Piece
 from penstock.cli.chat_screen import PlainScreen, StreamedMarkdown, split_blocks
 from penstock.cli.chat_server import ServerPartner
@@ -385,3 +390,21 @@ def test_a_terminal_has_markdown_a_history_and_several_lines(tmp_path):
     questions = [body["messages"][-1]["content"] for _, body in bodies]
     assert questions == ["one\ntwo\nthree"] * 2
     assert stat.S_IMODE((tmp_path / "chat-history").stat().st_mode) == 0o600
+
+
+def test_who_hears_of_signals_hears_of_them_after_a_question(tmp_path, monkeypatch):
+    """Or Ctrl-C in an answer might come between two system calls, and wake nobody."""
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    earlier = signal.set_wakeup_fd(writer)
+    try:
+        with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+            keys.send_text("a question\r")
+            assert open_input((), tmp_path)() == "a question"
+        assert signal.set_wakeup_fd(earlier) == writer
+    finally:
+        signal.set_wakeup_fd(earlier)
+        os.close(reader)
+        os.close(writer)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.chat_session import DEFAULT, SETTABLE
+from penstock.cli.interrupts import wakeups_lent
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -51,7 +52,12 @@ def open_input(commands: Sequence[str], cache_dir: Path) -> Callable[[], str]:
         key_bindings=_keys(),
         reserve_space_for_menu=4,
     )
-    return session.prompt
+
+    def read() -> str:
+        with wakeups_lent():  # its event loop hears of signals itself
+            return session.prompt()
+
+    return read
 
 
 def open_history(path: Path) -> History:

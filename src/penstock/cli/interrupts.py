@@ -32,6 +32,7 @@ __all__ = [
     "interrupts_taken",
     "leaves_nothing",
     "say_interrupted",
+    "wakeups_lent",
 ]
 
 INTERRUPTED = 130
@@ -159,6 +160,19 @@ def interrupts_taken() -> Iterator[None]:
         yield
     finally:
         _WATCH.taken -= 1
+
+
+@contextmanager
+def wakeups_lent() -> Iterator[None]:
+    """Inside, a library may take the pipe on which Python tells of signals; afterwards it is the watch's again.
+
+    An asyncio loop takes it for its first signal handler, and leaves none behind.
+    """
+    earlier = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(earlier, warn_on_full_buffer=False)
 
 
 @contextmanager
