@@ -10,11 +10,14 @@ import json
 import os
 import random
 import sys
+import time
 
 import penstock.building  # noqa: F401 - which brings torch in, before the first fork
 from penstock import LLM, SamplingParams
 
 PROMPTS = 24
+REST = 0.1
+"""Seconds after an answer in which blocks are written: beside a load that never rests most are dropped."""
 OPTIONS = {"kv_cache_memory": "2MiB", "max_num_seqs": 4}
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.9, seed=4, logprobs=1, ignore_eos=True)
 
@@ -44,6 +47,7 @@ def live(model: str, folder: str, seed: int) -> None:
             number = rng.randrange(PROMPTS)
             said, cached = answer(llm, number)
             say(number, said, cached)
+            time.sleep(REST)
 
 
 def main() -> None:

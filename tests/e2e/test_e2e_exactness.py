@@ -76,6 +76,7 @@ def test_every_form_of_weights_and_caches_is_exact(default_model, quantization, 
     check(profile(EngineConfig(model=str(default_model), quantization=quantization, kv_cache_dtype=kv), BUDGET))
 
 
+@pytest.mark.deep
 @pytest.mark.model
 def test_float32_is_exact(default_model):
     check(profile(EngineConfig(model=str(default_model), dtype="float32"), BUDGET))

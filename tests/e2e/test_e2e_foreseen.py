@@ -55,7 +55,9 @@ def plain(default_model):
         return answers(llm)
 
 
-@pytest.mark.parametrize("memory", [50_000_000, 12_000_000], ids=["roomy", "preempting"])
+@pytest.mark.parametrize(
+    "memory", [pytest.param(50_000_000, id="roomy"), pytest.param(12_000_000, id="preempting", marks=pytest.mark.deep)]
+)
 def test_no_answer_differs_and_steps_are_saved(default_model, plain, memory):
     with LLM(str(default_model), kv_cache_memory=memory, max_model_len=256) as llm:
         said, steps = answers(llm)

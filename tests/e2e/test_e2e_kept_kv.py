@@ -70,6 +70,7 @@ def test_damage_anywhere_changes_no_answer(tmp_path):
     assert answer(tmp_path)[0] == alone
 
 
+@pytest.mark.deep
 def test_another_form_is_another_contract(tmp_path):
     answer(tmp_path)
     before = kept(tmp_path)
@@ -144,6 +145,7 @@ def test_a_server_that_ends_in_order_writes_what_it_computed_last(tmp_path):
         assert ask(url, prompt=prompt) == (choices, 1984)
 
 
+@pytest.mark.deep
 def test_tenants_do_not_find_what_others_computed(tmp_path):
     with server(tmp_path, killed=True) as url:
         choices, _ = ask(url, cache_salt="one")
@@ -222,6 +224,7 @@ def test_it_is_ended_by_an_option_the_environment_or_a_file(cache_dir, tmp_path,
     assert not any(line.startswith("kept KV") for line in said)
 
 
+@pytest.mark.deep
 def test_where_nothing_can_be_kept_a_server_serves_and_says_so_once(cache_dir):
     (cache_dir / "kv-blocks").write_text("no folder")
     said: list[str] = []
