@@ -11,6 +11,8 @@ EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyp
 HAS_CHROMIUM := $(shell command -v $(or $(CHROMIUM),chromium) || command -v chromium-browser || command -v google-chrome)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
+# Tests start hundreds of processes, each of which would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 # A process for each processor; a file's tests stay together, since they share servers and models. In the order of
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder

@@ -208,3 +208,10 @@ def test_a_command_that_makes_an_error_of_an_interrupt_ends_at_once():
         finally:
             process.kill()
     assert (process.returncode, said.strip()) == (130, "interrupted")
+
+
+def test_an_interrupt_in_the_making_of_a_class_ends_with_the_exit_code_all_the_same(tmp_path):
+    """Dataclasses execute text; in `python -m` the process would end by a signal."""
+    (tmp_path / "module.py").write_text(DEAF.replace("{body}", "exec('raise KeyboardInterrupt')"))
+    done = subprocess.run([sys.executable, "-m", "module"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
