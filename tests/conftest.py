@@ -101,7 +101,7 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def default_server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`penstock serve` with no flags but the port and where it records, in a process of its own.
+    """`penstock serve` with hardly a flag but the port and where it records, in a process of its own.
 
     For all tests that ask for nothing else.
     """

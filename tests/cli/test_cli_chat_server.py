@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from served import serve
+from served import ALONE, serve
 from terminal import Terminal
 
 SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
@@ -110,7 +110,7 @@ def test_a_server_that_is_not_there_is_said_so():
 
 
 def test_a_server_that_is_killed_in_an_answer_does_not_end_the_conversation(endless):
-    command = [sys.executable, "-m", "penstock", "serve", endless, "--port", "0", *SMALL]
+    command = [sys.executable, "-m", "penstock", "serve", endless, "--port", "0", *SMALL, ALONE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))

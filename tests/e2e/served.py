@@ -1,4 +1,4 @@
-"""The default command in a process of its own: `penstock serve` with no flags but the port, and what it recorded."""
+"""The default command in a process of its own: `penstock serve` with few flags but the port, and what it recorded."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ import httpx
 
 START_LIMIT = 300.0  # seconds; far more than it takes, since tests run on busy machines
 PATIENCE = 60.0  # seconds
+ALONE = "--no-standby"
+"""A server of a test does without the process that waits: most live for as long as its imports take."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class Served:
 
 
 @contextmanager
-def serve(trace: Path, *arguments: str) -> Iterator[Served]:
+def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Served]:
+    arguments = (*arguments, *(() if standby or "in-process" in arguments else (ALONE,)))
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "serve", "--port", "0", "--record", str(trace), *arguments],
@@ -90,7 +93,7 @@ def serve(trace: Path, *arguments: str) -> Iterator[Served]:
 def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
     """The URL of a server with a journal; the block ends with its death."""
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal)],
+        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal), ALONE],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

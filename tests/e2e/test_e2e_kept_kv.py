@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import PATIENCE, _listening_url, wait_until
+from served import ALONE, PATIENCE, _listening_url, wait_until
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams
@@ -87,7 +87,7 @@ def server(
     root: Path | None, *arguments: str, killed: bool, said: list[str] | None = None, **environment: str
 ) -> Iterator[str]:
     """The URL of a server whose store is in `root`, or where it likes; `said` gets its start report."""
-    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
+    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", ALONE, *arguments]
     command += ["--kv-store", str(root)] if root is not None else []
     with subprocess.Popen(
         [*command, "--kv-cache-memory", "64MiB"],

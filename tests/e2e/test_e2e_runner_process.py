@@ -52,7 +52,7 @@ def streamed(url: str, body: dict) -> list[tuple[int, str, object]]:
 def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
     trace = tmp_path / "trace"
     with (
-        serve(trace, "--kv-cache-memory", "256MiB") as served,
+        serve(trace, "--kv-cache-memory", "256MiB", standby=True) as served,
         ThreadPoolExecutor(len(ASKED)) as pool,
     ):
         model = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]

@@ -223,8 +223,14 @@ def test_a_process_that_ended_while_it_waited_is_followed_by_a_new_one(open_runn
     assert run(runner, first_plan()).rows
 
 
-def test_no_process_waits_where_memory_is_short(open_runner):
+def test_without_a_process_of_its_own_there_is_none_to_follow():
+    with pytest.raises(ConfigError, match="standby: would do nothing"):
+        EngineConfig(model="fake", runner="in-process", standby=False)
+
+
+def test_no_process_waits_where_memory_is_short_or_nobody_wants_it(open_runner):
     assert open_runner().standby_pid is None
+    assert open_runner("roomy", config=replace(CONFIG, standby=False)).standby_pid is None
 
 
 def test_processes_that_end_again_and_again_are_given_up(open_runner, monkeypatch):

@@ -257,6 +257,12 @@ class EngineConfig:
         RUNNERS,
         Front.QUEUE,
     )
+    standby: bool = _option(
+        True,
+        "Beside a runner in a process of its own, have another process wait that has imported all it needs, and follows"
+        " the one that is gone in half the time; where 1 GiB is left, of which it takes a third.",
+        front=Front.QUEUE,
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:
@@ -284,6 +290,8 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
+        if not self.standby and self.runner == "in-process":
+            raise ConfigError("standby", "would do nothing: steps are computed in this process (runner)")
         if self.draft_model and not self.speculate:
             raise ConfigError("draft_model", "would do nothing: guesses are off (speculate)")
         if self.memory_limit and self.memory_limit < LEAST_BYTES:

@@ -120,7 +120,7 @@ class ProcessRunner:
         facts = answer.facts
         self._load = replace(self._load, config=facts.config, like=facts.memory)
         self._saves = bool(facts.kv_folder)
-        if facts.memory.spare_bytes >= _STANDBY_BYTES:
+        if facts.config.standby and facts.memory.spare_bytes >= _STANDBY_BYTES:
             self._standby = RunnerProcess(self._program)
         return facts
 
