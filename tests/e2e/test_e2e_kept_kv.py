@@ -155,6 +155,7 @@ def test_tenants_do_not_find_what_others_computed(tmp_path):
         assert ask(url, cache_salt="one") == (choices, 384)
 
 
+@pytest.mark.deep
 def test_a_stored_response_is_continued_after_a_kill_and_its_conversation_is_read(tmp_path):
     """The journal has the text, the store has what was computed of it: the next turn computes its own tokens alone."""
     journal, root = tmp_path / "journal", tmp_path / "kept"

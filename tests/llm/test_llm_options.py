@@ -55,6 +55,7 @@ QUEUE = {
     "max_queued_requests": 8,
     "max_queued_tokens": 100,
     "runner": "process",
+    "standby": False,
     "step_target_ms": 50,
     "max_queue_seconds": 9,
 }
