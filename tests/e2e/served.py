@@ -70,7 +70,7 @@ class Served:
 
 @contextmanager
 def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Served]:
-    arguments = (*arguments, *(() if standby or "in-process" in arguments else (ALONE,)))
+    arguments = (*arguments, *(() if standby else (ALONE,)))
     began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock", "serve", "--port", "0", "--record", str(trace), *arguments],

@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -55,10 +56,8 @@ def guessed(llm: LLM) -> tuple[int, int]:
         ("auto", "auto"),
         *(
             pytest.param(*each, marks=pytest.mark.deep)
-            for each in [
-                *(("auto", "int8"), ("none", "auto"), ("int8", "auto"), ("int8", "int8"), ("int4", "auto")),
-                ("int4", "int8"),
-            ]
+            for each in product(("auto", "none", "int8", "int4"), ("auto", "int8"))
+            if each not in {("auto", "auto"), ("none", "int8")}
         ),
     ],
 )

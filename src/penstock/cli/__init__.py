@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from penstock.cli.interrupts import INTERRUPTED, ends_when_interrupted, lets_the_exit_code_count, say_interrupted
+from penstock.cli.interrupts import INTERRUPTED, ends_when_interrupted, forget_uncaught_interrupt, say_interrupted
 from penstock.contract.errors import PenstockError, RequestError, SetupError
 from penstock.version import __version__
 
@@ -91,7 +91,7 @@ def run(command: click.Command, name: str) -> None:
     except KeyboardInterrupt:
         sys.stdout.flush()
         say_interrupted()
-        lets_the_exit_code_count()
+        forget_uncaught_interrupt()
         sys.exit(INTERRUPTED)
     sys.exit(code)
 

@@ -30,8 +30,8 @@ __all__ = [
     "TERMINATED",
     "ends_when_interrupted",
     "interrupts_taken",
+    "forget_uncaught_interrupt",
     "leaves_nothing",
-    "lets_the_exit_code_count",
     "say_interrupted",
     "wakeups_lent",
 ]
@@ -137,11 +137,11 @@ def ends_when_interrupted() -> Iterator[None]:
         os.close(writer)
 
 
-def lets_the_exit_code_count() -> None:
-    """End with the exit code, not by SIGINT, though an interrupt went through an `exec` of text, such as a dataclass's.
+def forget_uncaught_interrupt() -> None:
+    """Keep Python from killing itself with SIGINT at the end, after an interrupt that was caught.
 
-    Python takes such an interrupt for one that nobody caught, and remembers that until the next `exec` of text; where
-    it was started as `python -m`, it kills itself at the end (CPython 3.11, `run_eval_code_obj`).
+    An interrupt that passed through an `exec` of text, such as a dataclass's, counts as uncaught until the next `exec`
+    of text; `python -m` then ends by the signal, whatever the exit code (CPython 3.11, `run_eval_code_obj`).
     """
     exec("")  # noqa: S102
 

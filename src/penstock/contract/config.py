@@ -259,8 +259,8 @@ class EngineConfig:
     )
     standby: bool = _option(
         True,
-        "Beside a runner in a process of its own, have another process wait that has imported all it needs, and follows"
-        " the one that is gone in half the time; where 1 GiB is left, of which it takes a third.",
+        "Keep a further process ready that has imported everything, and takes over in half the time when the runner's"
+        " process is lost. Takes a third of a GiB, and is started only where 1 GiB of memory is left.",
         front=Front.QUEUE,
     )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")

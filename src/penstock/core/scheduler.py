@@ -1,4 +1,4 @@
-"""The scheduler: what each step computes, for whom, and where its KV goes. Plan, commit and abort must agree.
+"""The scheduler: one file, as plan, commit and abort must agree on who runs, what a step computes and where KV goes.
 
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
