@@ -138,6 +138,21 @@ def test_while_steps_run_little_is_written_and_then_the_rest(tmp_path, made):
     assert writer.counts.written == 40
 
 
+def test_a_writer_that_hardly_gets_a_processor_goes_on_all_the_same(tmp_path, made):
+    """It rests for as long as its work was, and not for as long as it waited."""
+
+    class Waiting(Memory):
+        def copy(self, block, content):
+            time.sleep(0.02)
+            super().copy(block, content)
+
+    store = open_store(tmp_path)
+    writer = made(store, Waiting(40))
+    writer.step_begins()
+    writer.offer([save_of(block) for block in range(40)])
+    assert writer.settle(30), "with a rest of a second after each it takes 40"
+
+
 def test_a_full_disk_is_counted_and_left_alone_for_a_while(tmp_path, made, monkeypatch):
     store, memory = open_store(tmp_path), Memory(4)
     tries = []

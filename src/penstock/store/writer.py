@@ -6,7 +6,8 @@ counted. So nothing is copied while a step waits, the queue takes no memory, and
 same for recurrent states, in checkpoint slots and a store of their own: what a block is one of is its `Shelf`.
 
 Even so it is felt: it holds Python's lock for moments, and takes caches and memory from a step. So while steps follow
-each other it rests after each block for many times as long as that took, and makes up for it when nobody computes.
+each other it rests after each block for many times the processor time that it took, and makes up for it when nobody
+computes.
 
 The two never wait for each other. Who hands a block out first removes it from what is pending and then looks whether it
 is being copied at this moment; the thread first says what it copies, and then removes it. Whatever the order, one of
@@ -39,8 +40,9 @@ _REST_SECONDS = 30.0
 
 
 _RESTS = 60.0
-"""While steps run, how many times as long as a block took the thread rests after it: a block costs a step a quarter of
-a millisecond or so, and takes at least twice that by the clock, so steps lose less than a hundredth."""
+"""While steps run, how many times the processor time that a block took the thread rests after it, so that steps lose
+about a hundredth. Not the time by the clock: under full load a block takes a hundred times as long by that, nearly all
+of it for a processor to become free, and hardly any would be written."""
 
 _MOST_REST = 1.0
 _SLICE = 0.01
@@ -150,7 +152,7 @@ class BlockWriter:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while (place := self._order.get()) is not None:
             give_way()
-            began = time.monotonic()
+            began = time.thread_time()
             try:
                 self._save(place)
             except OSError as error:
@@ -162,10 +164,10 @@ class BlockWriter:
                 log.exception("a block was not kept")
             finally:
                 self._copied = _NOBODY
-            self._rest(time.monotonic() - began)
+            self._rest(time.thread_time() - began)
 
     def _rest(self, taken: float) -> None:
-        """Keep still after a block that took so long, unless nobody computes."""
+        """Keep still after a block that took so much processor time, unless nobody computes."""
         until = time.monotonic() + min(_MOST_REST, _RESTS * taken)
         while (now := time.monotonic()) < until and (self._stepping or now - self._stepped < _QUIET):
             time.sleep(_SLICE)
