@@ -207,6 +207,26 @@ def start_rows(record: Record) -> Iterator[tuple[str, ...]]:
 _MEMORY = ("anonymous", "file", "resident")
 
 
+def on_cuda_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """Prompts and decoding by streams: tokens a second, and the share of what the device's own limits allow."""
+    rows = [row for row in record["found"]["rates"] if row["prompt"] == _CUDA_PROMPT]
+    yield f"prompts of {_CUDA_PROMPT} tokens", *(_counted(row["streams"], "stream") for row in rows)
+    yield "---", *("---" for _ in rows)
+    for name, rate, share in _CUDA_RATES:
+        yield name, *(f"{row[rate]['median']:,.0f} ({row[share]:.0%})" for row in rows)
+
+
+_CUDA_PROMPT = 512
+_CUDA_RATES = (
+    ("prompts", "prompt_tokens_per_second", "share_of_products"),
+    ("decode", "tokens_per_second", "share_of_bandwidth"),
+)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def shape_rows(record: Record) -> Iterator[tuple[str, str, str]]:
     """Which share of the machine's limit models of unlike shapes reach, each in a run of `bench batch`."""
     streams = f"{_joined([str(row['streams']) for row in record['records'][0]['rows']])} streams"
@@ -276,6 +296,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "same-tokens-random": ("same-tokens-random", same_token_rows),
     "start": ("start", start_rows),
     "shapes": ("shapes", shape_rows),
+    "on-cuda": ("cuda", on_cuda_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
 }

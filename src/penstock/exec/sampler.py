@@ -55,6 +55,9 @@ _COLUMNS = {
 _COMPILED = frozenset(_COLUMNS)
 
 
+_UNITS = 2.0**52
+"""Parts of 1 that a probability is counted in where sums are of integers."""
+
 ViewRows = Callable[[Sequence[int]], RowViews]
 """What some of the rows are; asked for only where a stage must know."""
 
@@ -269,8 +272,12 @@ def _draw(staged: Tensor, uniforms: Sequence[float]) -> Tensor:
     The tokens stand in the order of the vocabulary, and the chosen one is the first at which the summed probability
     exceeds the row's uniform number times the sum of all.
     """
-    sums = staged.softmax(-1).cumsum(-1, dtype=torch.float64)  # [R, V]
+    probabilities = staged.softmax(-1)  # [R, V]
+    if staged.is_cuda:  # where a sum's order depends on how many rows there are: not so of integers
+        probabilities = (probabilities.double() * _UNITS).long()
+    sums = probabilities.cumsum(-1, dtype=torch.float64 if probabilities.is_floating_point() else torch.int64)
     targets = torch.tensor(uniforms, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
+    targets = targets.to(sums.dtype)  # a whole number exceeds a number if it exceeds what that is rounded down to
     chosen = torch.searchsorted(sums, targets, right=True).squeeze(-1)  # [R]
     return chosen.clamp(max=staged.shape[-1] - 1)  # out of range only in rows of NaN, which have failed
 

@@ -1,7 +1,7 @@
 """Plain numbers as a weight, multiplied by torch on any device.
 
-Library matrix products choose their order of summation by shape, so a row's last bits may depend on how many rows there
-are.
+Library matrix products choose their order of summation by shape, so on a CPU a row's last bits may depend on how many
+rows there are. On CUDA all products are of one shape: see `row_pieces`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.native import Cpu
+from penstock.kernels.row_pieces import linear_in_pieces
 
 __all__ = ["DenseWeight"]
 
@@ -70,7 +71,8 @@ class DenseWeight:
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """See `kernels.linear.Weight`."""
-        out = torch.nn.functional.linear(x, self.numbers, bias)
+        multiply = linear_in_pieces if x.is_cuda else torch.nn.functional.linear
+        out = multiply(x, self.numbers, bias)
         out = out if residual is None else residual + out
         return out if out_dtype is None else out.to(out_dtype)
 

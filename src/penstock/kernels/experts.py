@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.kernels.fused_weight import FusedWeight
 from penstock.kernels.packed_stack import FusedStack, PackedStack
 from penstock.kernels.packed_weight import PackedWeight
+from penstock.kernels.row_pieces import linear_in_pieces
 
 __all__ = [
     "ExpertStack",
@@ -239,7 +240,8 @@ def _of(biases: Tensor | None, expert: int) -> Tensor | None:
 def _product(x: Tensor, weight: Tensor | PackedWeight | FusedWeight, bias: Tensor | None) -> Tensor:
     """`x @ weight.T + bias`: in float32 by a packed weight, in the common dtype by plain numbers."""
     if isinstance(weight, Tensor):
-        return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        multiply = linear_in_pieces if x.is_cuda else torch.nn.functional.linear
+        return multiply(x, weight, None if bias is None else bias.to(x.dtype))
     return weight.matmul(None, x, bias, out_dtype=torch.float32)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.experts import StackedWeight
 from penstock.kernels.native import Cpu
+from penstock.kernels.row_pieces import filled_up, pieces
 
 __all__ = ["project_heads"]
 
@@ -33,8 +34,16 @@ def project_heads(cpu: Cpu | None, x: Tensor, weights: StackedWeight, passed: in
     parted = x.unflatten(1, (heads, passed + inputs))  # [T, heads, passed + K]
     of_weights = parted[:, :, passed:]
     if isinstance(weights, Tensor):
-        projected = torch.einsum("thk,hnk->thn", of_weights, weights)
+        projected = _by_numbers(of_weights, weights)
     else:
         made = [weights[head].matmul(cpu, of_weights[:, head].contiguous()) for head in range(heads)]
         projected = torch.stack(made, dim=1)  # [T, heads, N]
     return torch.cat((parted[:, :, :passed], projected), dim=2).flatten(1)
+
+
+def _by_numbers(x: Tensor, weights: Tensor) -> Tensor:
+    """`[T, heads, K]` by `[heads, N, K]`: `[T, heads, N]`; on CUDA in pieces of rows, as all products are there."""
+    if not x.is_cuda:
+        return torch.einsum("thk,hnk->thn", x, weights)
+    made = [torch.einsum("thk,hnk->thn", piece, weights) for piece in pieces(filled_up(x))]
+    return torch.cat(made)[: len(x)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["layer_norm_reference", "rms_norm_reference"]
+__all__ = ["layer_norm_reference", "rms_norm_reference", "unit_rows"]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,12 +25,21 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         `[..., H]` in the dtype of `x`.
     """
-    wide = x.float()
-    inverse = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)  # [..., 1]
-    unit = wide * inverse
+    unit = unit_rows(x.float(), eps)
     if weight.dtype != x.dtype:  # kept wide because rounding would lose what it says: then one rounding, at the end
         return (unit * weight.float()).to(x.dtype)
     return unit.to(x.dtype) * weight
+
+
+def unit_rows(x: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps)` of float32 rows `[..., H]`.
+
+    On CUDA by torch's fused norm, which gives each row a block of threads of its own. A mean there is shared among
+    threads by the number of rows, and so is the order in which it is added up.
+    """
+    if x.is_cuda:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
 
 
 def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

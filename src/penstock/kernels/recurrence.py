@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.norm import unit_rows
 from penstock.kernels.state_runs import FROM_ZERO, StateRuns
 
 __all__ = [
@@ -161,10 +162,13 @@ def gated_norm_reference(call: GatedNormCall) -> Tensor:
     opened = torch.nn.functional.silu(gate.float())
     inside = x.float() * opened if gate_first else x.float()
     groups = inside.unflatten(1, (-1, group))
-    normed = groups * torch.rsqrt(groups.pow(2).mean(-1, keepdim=True) + eps)
+    normed = unit_rows(groups, eps)
     scaled = (normed * weight.view(-1, group)).flatten(1)
     return (scaled if gate_first else scaled * opened).to(x.dtype)
 
 
 def _unit(heads: Tensor) -> Tensor:
+    if heads.is_cuda:
+        width = heads.shape[-1]
+        return unit_rows(heads, _LENGTH_EPS / width) * width**-0.5
     return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + _LENGTH_EPS)

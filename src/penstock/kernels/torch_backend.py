@@ -1,13 +1,15 @@
 """The backend `torch`: every operation by its reference, on any device.
 
 Serves where there are no compiled kernels, and is what they are compared with. Library matrix products choose their
-order of summation by shape, so it is exact up to rounding. Its threads are those of torch, which has one number of them
-for the whole process.
+order of summation by shape, so on a CPU it is exact up to rounding. On CUDA products are of one shape (`row_pieces`),
+and norms and attention are those whose order of summation does not depend on the batch (`norm.unit_rows`,
+`cuda_attention`); it does not call itself exact there before that has been measured on more than one device. Its
+threads are those of torch, which has one number of them for the whole process.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from penstock.kernels import experts, norm, paged_attention, rope
 from penstock.kernels.activation import ACTIVATIONS, gelu_new_reference
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.cuda_attention import CudaAttention
 from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.head_projection import project_heads
 from penstock.kernels.linear import Weight
@@ -45,6 +48,7 @@ class TorchBackend:
     exact: bool = False
     isa: str = "torch"
     threads: int = 0
+    _cuda_attention: CudaAttention = field(default_factory=CudaAttention, repr=False, compare=False)
 
     @property
     def choose(self) -> None:
@@ -152,4 +156,5 @@ class TorchBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """See `Backend.paged_attention`."""
-        return paged_attention.paged_attention_reference(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
+        attend = self._cuda_attention if q.is_cuda else paged_attention.paged_attention_reference
+        return attend(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
