@@ -15,9 +15,9 @@ __all__ = [
     "descriptors",
     "family",
     "gone",
+    "name_of",
     "processor_seconds",
     "own_bytes",
-    "started",
     "threads",
     "wait_until",
 ]
@@ -49,16 +49,18 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
+def name_of(pid: int) -> str:
+    """What a process calls itself, in 15 characters; empty where it is gone."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def gone(pid: int) -> bool:
     """Whether a process has ended, or only waits to be asked for how."""
     fields = _stat(pid)
     return not fields or fields[0] == "Z"
-
-
-def started(pid: int) -> int:
-    """When a process was started, in ticks since the machine was; 0 where it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else 0
 
 
 def awaits(pid: int, number: int) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from harness.processes import children, command_of, gone, started, wait_until
+from harness.processes import command_of, family, gone, name_of, wait_until
 
 __all__ = ["APART", "PENSTOCK", "PLANTED", "Server", "serving"]
 
@@ -29,7 +29,8 @@ APART = ("--runner", "process")
 
 START_SECONDS = 300.0
 END_SECONDS = 60.0
-_RUNNERS = {"penstock.runner_process", "planted.runner"}
+_RUNNER = "penstock-runner"
+_RUNNER_PROGRAMS = {"penstock.runner_process", "planted.runner"}
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,9 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
     def runner(self) -> int:
-        """The process that computes for it now; 0 while there is none.
-
-        Another one may wait to follow it: that one was started later.
-        """
-        words = {child: command_of(child) for child in children(self.pid)}
-        runners = [child for child, command in words.items() if set(command) & _RUNNERS]
-        return min(runners, key=started, default=0)
+        """The process that computes for it now, and not the one that forks it; 0 while there is none."""
+        runners = (each for each in family(self.pid) if name_of(each) == _RUNNER)
+        return next((each for each in runners if set(command_of(each)) & _RUNNER_PROGRAMS), 0)
 
     def said(self) -> str:
         """Everything it has written so far."""
@@ -151,7 +148,7 @@ def _listening_url(process: subprocess.Popen[bytes], log: Path) -> str:
 def _end(process: subprocess.Popen[bytes], log: Path, status: int) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-    below = children(process.pid)
+    below = family(process.pid)[1:]
     try:
         found = process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

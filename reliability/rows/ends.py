@@ -15,7 +15,7 @@ import httpx
 
 from harness.batches import answers_to, differences, gather
 from harness.client import Answer, ask, said
-from harness.processes import awaits, children, gone, wait_until
+from harness.processes import awaits, family, gone, wait_until
 from harness.requests import COMPLETIONS, Request, mixed_requests
 from harness.row import Depth, Measured, Progress, judge
 from harness.server import APART, Server, serving
@@ -131,7 +131,7 @@ def _end_of_family(server: Server, moment: str) -> float:
     if moment == "restarting":
         os.kill(server.runner(), signal.SIGKILL)
         time.sleep(random.Random(server.pid).uniform(0.2, 1.5))
-    below = children(server.pid)
+    below = family(server.pid)[1:]
     server.process.kill()
     server.process.wait()
     return wait_until(lambda: all(map(gone, below)), 20.0)
@@ -213,7 +213,7 @@ async def _terminated(server: Server, requests: list[Request], twice: bool) -> t
     """Seconds until the server had ended, the answers, and what was wrong with its refusals meanwhile."""
     streams = asyncio.ensure_future(gather(server.url, requests))
     await asyncio.sleep(1.0)
-    below, began = children(server.pid), time.monotonic()
+    below, began = family(server.pid)[1:], time.monotonic()
     server.process.send_signal(signal.SIGTERM)
     await asyncio.sleep(0.2)
     wrong = await asyncio.to_thread(_takes_more, server)

@@ -10,8 +10,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
@@ -23,7 +21,6 @@ from penstock.contract.scheduler_config import most_blocks
 from penstock.draft_loading import drafter_of, load_draft_model
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import kv_budget
-from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes, blocks_for
 from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import share_memory, state_bytes
@@ -41,8 +38,6 @@ from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
 __all__ = ["build_runner", "load_runner", "read_facts"]
-
-_HOST = torch.device("cpu")
 
 
 def read_facts(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> ModelFacts:
@@ -164,7 +159,6 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
         state_bytes=carried * (num_seqs + (checkpoints or 0)),
         checkpoints=checkpoints,
         generates=not loaded.program.looks_ahead,
-        spare_bytes=max(0, free_memory(_HOST) - num_blocks * each),
         draft_bytes=0 if draft is None else draft.weight_bytes,
         draft_formats="" if draft is None else draft.weight_formats,
         draft_kv_bytes=num_blocks * guessed,

@@ -1,4 +1,4 @@
-"""The program of a runner's process: `python -m penstock.runner_process DESCRIPTOR`, started by `remote.RunnerProcess`.
+"""The program of a runner's process, and of its zygote: `python -m penstock.runner_process DESCRIPTOR`.
 
 Names concrete classes of several rooms, as `app`, `building` and `loading` do, and no other file.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -31,7 +32,11 @@ def main() -> None:
 
 
 def _prepare() -> tuple[Build, Profiler]:
-    """Import torch, here and not above: meanwhile this process ends already if the engine's does."""
+    """Import torch, here and not above: meanwhile this process ends already if the engine's does.
+
+    Nothing that is imported may start a thread: a zygote forks behind it.
+    """
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # which numpy has, and nothing here multiplies with
     import penstock.building  # noqa: F401 - which `_build` imports when it is called
     from penstock.exec.profiler import TorchProfiler
 

@@ -20,7 +20,7 @@ import httpx
 START_LIMIT = 300.0  # seconds; far more than it takes, since tests run on busy machines
 PATIENCE = 60.0  # seconds
 ALONE = "--no-standby"
-"""A server of a test does without the process that waits: most live for as long as its imports take."""
+"""A server of a test does without a zygote where nobody kills its runner: it is the same but for one process."""
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,27 @@ def _listening_url(process: subprocess.Popen[str], began: float, said: list[str]
 
 
 def runners_of(pid: int) -> list[int]:
-    """The processes that compute for the server `pid`, or wait to: the one that has been there longest computes."""
-    children = {
-        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    }
-    return sorted(int(child) for child in children if _is_runner(child))
+    """The process that computes for the server `pid`, and its zygote."""
+    return [each for each in _below(pid) if b"penstock.runner_process" in _read(each, "cmdline")]
 
 
 def runner_of(pid: int) -> int:
-    """The process that computes for the server `pid`."""
-    runners = runners_of(pid)
+    """The process that computes for the server `pid`: it calls itself so once it has imported everything."""
+    runners = [each for each in runners_of(pid) if _read(each, "comm") == b"penstock-runner\n"]
     assert runners, "there is none"
-    return runners[0]
+    return runners[-1]
 
 
-def _is_runner(pid: str) -> bool:
+def _below(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text(encoding="ascii").split()):
+            yield child
+            yield from _below(child)
+
+
+def _read(pid: int, name: str) -> bytes:
+    """What the system says of a process; nothing where it has ended since it was listed."""
     try:
-        return b"penstock.runner_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:  # it has ended since it was listed
-        return False
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

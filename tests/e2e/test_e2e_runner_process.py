@@ -59,6 +59,8 @@ def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
         bodies = [{"model": model, **body} for body in ASKED]
         want = [streamed(served.url, body) for body in bodies]
         httpx.post(f"{served.url}/reset_prefix_cache")
+        zygotes = set(runners_of(served.process.pid)) - {runner_of(served.process.pid)}
+        assert [len(list(Path(f"/proc/{zygote}/task").iterdir())) for zygote in zygotes] == [1]
         streams = [pool.submit(streamed, served.url, body) for body in bodies]
         killed = []
         for _ in range(3):
@@ -73,6 +75,7 @@ def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
         assert 1 <= int(lost[1]) <= 3
         last = runners_of(served.process.pid)
         assert not set(last) & set(killed)
+        assert zygotes < set(last)
     assert not [pid for pid in last if Path(f"/proc/{pid}").exists()], "they end with the server"
     report = replay(trace.read_text(encoding="utf-8").splitlines(keepends=True))
     assert report.same, report.explain()

@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +21,6 @@ import run
 from harness import processes, record
 from harness.batches import difference
 from harness.client import Answer, Event, ask, said
-from harness.processes import wait_until
 from harness.requests import KINDS, mixed_requests
 from harness.row import Depth, Measured, Outcome, Row, judge
 from harness.server import Server
@@ -290,15 +289,26 @@ def test_the_page_shows_what_the_records_say():
     assert record.published(page, text) == page, "run .venv/bin/python reliability/run.py --publish"
 
 
-def test_of_two_runners_the_elder_computes():
-    sleeping = [sys.executable, "-c", "import sys; sys.stdin.read()", "penstock.runner_process"]
+def test_the_runner_is_the_process_that_calls_itself_so_and_not_the_one_that_forks_it():
+    code = (
+        "import os, sys\n"
+        "def call(name): open('/proc/self/comm', 'w').write(name)\n"
+        "call('penstock-zygote')\n"
+        "if os.fork():\n"
+        "    os.wait()\n"
+        "    print(flush=True)\n"
+        "else:\n"
+        "    call('penstock-runner')\n"
+        "    print(os.getpid(), flush=True)\n"
+        "sys.stdin.read(1)\n"
+    )
     here = Server("", SimpleNamespace(pid=os.getpid()), Path())
-    with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as elder:
-        wait_until(lambda: here.runner() == elder.pid, 30)
-        time.sleep(2 / os.sysconf("SC_CLK_TCK"))
-        with subprocess.Popen(sleeping, stdin=subprocess.PIPE) as younger:
-            wait_until(lambda: processes.command_of(younger.pid)[-1:] == sleeping[-1:], 30)
-            assert here.runner() == elder.pid
-            elder.communicate()
-            assert here.runner() == younger.pid
-    assert here.runner() == 0
+    command = [sys.executable, "-c", code, "penstock.runner_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zygote:
+        runner = int(zygote.stdout.readline())
+        assert here.runner() == runner != zygote.pid
+        assert runner in processes.family(os.getpid())
+        os.kill(runner, signal.SIGKILL)
+        zygote.stdout.readline()
+        assert here.runner() == 0
+        zygote.communicate(b"x")

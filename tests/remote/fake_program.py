@@ -1,9 +1,11 @@
 """A runner's process with the paged-memory fake runner in it: `fake_program.py MODEL DESCRIPTOR`.
 
 MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing;
-with `roomy` there is memory to spare; with `poisoned` a prompt that begins with token 31 crashes its step; with `stands
-still` the second process does, while it loads: it leaves the file that the cache directory names for the third.
+`exits` in step 3; with `poisoned` a prompt that begins with token 31 crashes its step; with `stands still` the second
+process does, while it loads: it leaves the file that the cache directory names for the third.
 One that `keeps` something beyond its end takes a while for it, and leaves that file; `keeps on` does so for ever.
+The environment says what goes wrong with imports: FAKE_IMPORTS is `end`, `stand still`, or a file: then all but the
+first process, which leaves it, stand still.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Troubled:
             os.abort()
         if plan.step == 3 and self._trouble == "hangs":
             time.sleep(1000)
+        if plan.step == 3 and self._trouble == "exits":
+            os._exit(7)
         if plan.step == 3 and self._trouble == "raises":
             self._trouble = ""
             raise MemoryError("planted")
@@ -75,20 +79,33 @@ def build(order, announce, found):
     if trouble == "stands still" and order.like and not os.path.exists(order.cache_dir):
         open(order.cache_dir, "w").close()
         time.sleep(1000)
-    announce(f"sizes as {'before' if order.like else 'they come'}")
+    announce(f"sizes as {'before' if order.like else 'they come'}, imported by {imported_by}")
     if trouble == "dies" or (trouble == "dies later" and order.like):
         os.abort()
     found(ModelFacts("fake", HuggingFaceText("nowhere"), sampling_defaults=(("top_k", 5),), sampling_origin="a file"))
     config = scheduler_config(order.config)
-    spare = 1 << 40 if trouble == "roomy" else 0
-    memory = order.like or MemoryReport(
-        0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32", spare_bytes=spare
-    )
+    memory = order.like or MemoryReport(0, 0, config.num_blocks, config.block_size, config.max_model_len, "float32")
     lasting = trouble == "poisoned"
     runner = Troubled(FakeRunner(config, VOCABULARY), "" if order.like and not lasting else trouble, order.cache_dir)
     kept = "somewhere" if trouble.startswith("keeps") else ""
     return runner, RunnerFacts(order.config, memory, VOCABULARY, 8, None, False, b"", kept)
 
 
+imported_by = 0
+
+
+def prepare():
+    global imported_by
+    imported_by = os.getpid()
+    trouble = os.environ.get("FAKE_IMPORTS", "")
+    if trouble == "end":
+        os._exit(7)
+    if trouble == "stand still" or os.path.exists(trouble):
+        time.sleep(1000)
+    if trouble:
+        open(trouble, "w").close()
+    return build, NoProfiler()
+
+
 if __name__ == "__main__":
-    serve_orders(Connection(socket.socket(fileno=int(sys.argv[1])), Order), lambda: (build, NoProfiler()))
+    serve_orders(Connection(socket.socket(fileno=int(sys.argv[1])), Order), prepare)

@@ -82,6 +82,8 @@ ORDERS = [
     messages.Reset(),
     messages.StartProfile(),
     messages.StopProfile("p"),
+    messages.Fork(),
+    messages.Reap(7),
 ]
 ANSWERS = [
     messages.Said("line"),
@@ -91,6 +93,9 @@ ANSWERS = [
     messages.Refused("", "no"),
     messages.Ran(RESULT),
     messages.Failed("why"),
+    messages.Forked(7),
+    messages.Ended(-9),
+    messages.Ended(None),
     messages.Done(),
 ]
 
@@ -155,6 +160,35 @@ def test_what_is_no_message_closes_the_connection(pair, sent):
     pair[0].sendall(sent)
     with pytest.raises(Closed, match="not a message"):
         Connection(pair[1], messages.Answer).receive(1)
+
+
+def test_a_socket_comes_with_its_message(pair):
+    sender, receiver = Connection(pair[0], messages.Order), Connection(pair[1], messages.Order)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            sender.send(messages.Reset())
+            sender.send(messages.Fork(), theirs)
+            sender.send(messages.Reset())
+        assert [receiver.receive(1) for _ in range(3)] == [messages.Reset(), messages.Fork(), messages.Reset()]
+        with receiver.take_socket() as passed:
+            assert not passed.get_inheritable()
+            ours.sendall(b"x")
+            assert passed.recv(2) == b"x"
+        assert ours.recv(1) == b"", "there is no other descriptor of the other end"
+    with pytest.raises(Closed, match="no socket"):
+        receiver.take_socket()
+
+
+def test_a_socket_that_nobody_takes_is_let_go_of(pair):
+    sender, receiver = Connection(pair[0], messages.Order), Connection(pair[1], messages.Order)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            sender.send(messages.Fork(), theirs)
+        receiver.receive(1)
+        receiver.close()
+        assert ours.recv(1) == b""
 
 
 def test_an_end_is_told(pair):

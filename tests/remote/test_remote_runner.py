@@ -29,10 +29,13 @@ from penstock.core import Scheduler
 from penstock.engine import Engine
 from penstock.remote import ProcessRunner, hang_limit
 from penstock.remote import runner as module
+from penstock.remote import zygote as zygote_module
 
 PROGRAM = (sys.executable, str(Path(__file__).parent / "fake_program.py"))
 CONFIG = EngineConfig(model="fake", block_size=4, max_num_seqs=4, max_num_batched_tokens=32)
 PATIENCE = 30.0
+
+on_linux = pytest.mark.skipif(not zygote_module.can_fork(), reason="the runner's process is started, and not forked")
 
 
 @pytest.fixture
@@ -41,16 +44,21 @@ def open_runner():
     opened = []
 
     def start(trouble="", config=CONFIG, cache_dir=""):
-        runner = ProcessRunner(PROGRAM)
+        runner = loaded(trouble, config, cache_dir)
         opened.append(runner)
-        runner.load(replace(config, model=trouble or "fake"), cache_dir)
-        runner.await_found(silent)
-        runner.await_ready(silent)
         return runner
 
     yield start
     for runner in opened:
         runner.close()
+
+
+def loaded(trouble="", config=CONFIG, cache_dir=""):
+    runner = ProcessRunner(PROGRAM)
+    runner.load(replace(config, model=trouble or "fake"), cache_dir)
+    runner.await_found(silent)
+    runner.await_ready(silent)
+    return runner
 
 
 def silent(_line):
@@ -69,6 +77,18 @@ def next_plan(step):
 def run(runner, plan):
     runner.start(plan)
     return runner.finish()
+
+
+def lose_runner(runner, number=signal.SIGKILL):
+    """Send its process a signal, and have that found: what is raised."""
+    os.kill(runner.pid, number)
+    with pytest.raises(RunnerLost) as lost:
+        run(runner, next_plan(1))
+    return lost.value
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def gone(pid):
@@ -92,7 +112,7 @@ def test_it_computes_and_says_what_it_is(open_runner):
         runner.load(CONFIG, "")
         found = runner.await_found(said.append)
         facts = runner.await_ready(said.append)
-        assert said == ["sizes as they come"]
+        assert said == [f"sizes as they come, imported by {runner.zygote_pid or runner.pid}"]
         assert found == ModelFacts("fake", HuggingFaceText("nowhere"), EmbeddingSpec(), (("top_k", 5),), "a file")
         assert (facts.vocab_size, facts.memory.num_blocks) == (fake_program.VOCABULARY, 64)
         assert len(run(runner, first_plan()).rows[0].tokens) == 1
@@ -191,36 +211,140 @@ def test_a_wait_that_is_broken_off_leaves_nothing_behind(open_runner):
         ("dies", SetupError, "SIGABRT, while it loaded the model"),
     ],
 )
-def test_a_model_that_cannot_be_loaded_is_refused_and_no_process_is_left(trouble, error, words):
+def test_a_model_that_cannot_be_loaded_is_refused_and_no_process_is_left(trouble, error, words, caplog):
     runner = ProcessRunner(PROGRAM)
     runner.load(replace(CONFIG, model=trouble), "")
     with pytest.raises(error, match=words):
         runner.await_found(silent)
     assert gone(runner.pid)
+    runner.close()
+    assert runner.zygote_pid is None or gone(runner.zygote_pid)
+    assert "zygote" not in caplog.text, "it did nothing wrong"
 
 
-def test_a_process_that_waits_follows_the_one_that_is_gone(open_runner):
-    runner = open_runner("roomy")
+@on_linux
+def test_a_killed_process_is_followed_by_one_that_imported_nothing_anew(open_runner, caplog):
+    caplog.set_level("DEBUG", module.__name__)
+    runner = open_runner()
+    zygote, killed = runner.zygote_pid, runner.pid
+    assert parent_of(killed) == zygote
     want = run(runner, first_plan()).rows
-    waits = runner.standby_pid
-    os.kill(runner.pid, signal.SIGKILL)
-    with pytest.raises(RunnerLost):
-        run(runner, next_plan(1))
+    lose_runner(runner)
     assert runner.reset() is True
-    assert runner.pid == waits != runner.standby_pid
+    assert run(runner, first_plan()).rows == want
+    assert (runner.zygote_pid, parent_of(runner.pid)) == (zygote, zygote)
+    assert f"sizes as before, imported by {zygote}" in caplog.messages
+    assert not Path(f"/proc/{killed}").exists(), "it was asked for how it ended"
+
+
+@on_linux
+def test_kills_in_quick_succession_are_each_recovered_from_without_imports(open_runner, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_IMPORTS", str(tmp_path / "imported"))  # a second time they would stand still
+    runner = open_runner()
+    want = run(runner, first_plan()).rows
+    pids = {runner.pid}
+    for _ in range(3):
+        lose_runner(runner)
+        assert runner.reset() is True
+        assert run(runner, first_plan()).rows == want
+        pids.add(runner.pid)
+    assert len(pids) == 4
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_the_signal_that_ended_a_forked_process_is_known(open_runner, number):
+    runner = open_runner()
+    lost = lose_runner(runner, number)
+    assert f"process {runner.pid} is gone: signal {signal.Signals(number).name}" in str(lost)
+    assert lost.killed == (number == signal.SIGKILL)
+
+
+@on_linux
+def test_the_exit_status_of_a_forked_process_is_known(open_runner):
+    runner = open_runner("exits")
+    run(runner, first_plan())
+    with pytest.raises(RunnerLost, match="is gone: exit status 7") as lost:
+        run(runner, StepPlan(3, (), (), ()))
+    assert not lost.value.killed
+
+
+@on_linux
+def test_nobody_misses_a_zygote_before_another_process_is_needed(open_runner, caplog):
+    """How the runner ended can nobody tell then: it counts as killed."""
+    runner = open_runner()
+    zygote, killed = runner.zygote_pid, runner.pid
+    want = run(runner, first_plan()).rows
+    os.kill(zygote, signal.SIGKILL)
+    wait_until(lambda: gone(zygote))
+    for _ in range(3):
+        assert runner.reset() is False
+        assert run(runner, first_plan()).rows == want
+    assert runner.pid == killed
+    lost = lose_runner(runner, signal.SIGSEGV)
+    assert "nobody knows how" in str(lost)
+    assert lost.killed
+    assert f"the zygote is lost: the runner's process {zygote} is gone: signal SIGKILL" in caplog.messages
+    assert runner.reset() is True
+    assert runner.zygote_pid != zygote
+    assert parent_of(runner.pid) == runner.zygote_pid
     assert run(runner, first_plan()).rows == want
 
 
-def test_a_process_that_ended_while_it_waited_is_followed_by_a_new_one(open_runner, monkeypatch):
-    monkeypatch.setattr(module, "_PAUSE", 0.001)
-    runner = open_runner("roomy")
-    run(runner, first_plan())
-    for pid in (runner.standby_pid, runner.pid):
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RunnerLost):
-        run(runner, next_plan(1))
+@on_linux
+def test_a_zygote_that_stands_still_is_ended_and_followed_by_another(open_runner, monkeypatch):
+    monkeypatch.setattr(zygote_module, "_ANSWER_SECONDS", 1.0)
+    runner = open_runner()
+    stopped = runner.zygote_pid
+    want = run(runner, first_plan()).rows
+    os.kill(stopped, signal.SIGSTOP)
+    assert lose_runner(runner).killed
+    assert gone(stopped)
     assert runner.reset() is True
-    assert run(runner, first_plan()).rows
+    assert run(runner, first_plan()).rows == want
+
+
+@on_linux
+def test_no_process_is_left_when_the_zygote_was_killed_first():
+    runner = loaded()
+    pids = runner.zygote_pid, runner.pid
+    os.kill(runner.zygote_pid, signal.SIGKILL)
+    runner.close()
+    assert all(map(gone, pids))
+
+
+@on_linux
+def test_imports_that_end_are_told_as_they_ended(monkeypatch):
+    monkeypatch.setenv("FAKE_IMPORTS", "end")
+    runner = ProcessRunner(PROGRAM)
+    runner.load(CONFIG, "")
+    with pytest.raises(SetupError, match="is gone: exit status 7, while it loaded"):
+        runner.await_found(silent)
+    runner.close()
+    assert gone(runner.zygote_pid)
+
+
+@on_linux
+def test_imports_that_stand_still_are_found(monkeypatch):
+    monkeypatch.setattr(zygote_module, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setenv("FAKE_IMPORTS", "stand still")
+    runner = ProcessRunner(PROGRAM)
+    runner.load(CONFIG, "")
+    with pytest.raises(SetupError, match="has said nothing for 1 s"):
+        runner.await_found(silent, 1.0)
+    runner.close()
+    assert gone(runner.zygote_pid)
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_imports_are_not_waited_for_at_the_end(monkeypatch, standby, caplog):
+    monkeypatch.setenv("FAKE_IMPORTS", "stand still")
+    runner, began = ProcessRunner(PROGRAM), time.monotonic()
+    runner.load(replace(CONFIG, standby=standby), "")
+    runner.close()
+    assert time.monotonic() - began < 4.0
+    assert not caplog.text
+    assert gone(runner.pid)
 
 
 def test_without_a_process_of_its_own_there_is_none_to_follow():
@@ -228,9 +352,15 @@ def test_without_a_process_of_its_own_there_is_none_to_follow():
         EngineConfig(model="fake", runner="in-process", standby=False)
 
 
-def test_no_process_waits_where_memory_is_short_or_nobody_wants_it(open_runner):
-    assert open_runner().standby_pid is None
-    assert open_runner("roomy", config=replace(CONFIG, standby=False)).standby_pid is None
+def test_no_process_is_forked_where_nobody_wants_it_or_the_system_is_another(open_runner, monkeypatch):
+    runner = open_runner(config=replace(CONFIG, standby=False))
+    assert runner.zygote_pid is None
+    want = run(runner, first_plan()).rows
+    lose_runner(runner)
+    assert runner.reset() is True
+    assert run(runner, first_plan()).rows == want
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    assert open_runner().zygote_pid is None
 
 
 def test_processes_that_end_again_and_again_are_given_up(open_runner, monkeypatch):
@@ -275,22 +405,40 @@ def test_requests_that_crash_steps_one_after_another_end_alone_and_the_engine_li
     assert bench.engine.measurements().lost_runners == 6
 
 
-def test_the_process_ends_with_the_one_that_started_it(tmp_path):
+def pids_of_a_killed_engine(tmp_path, then):
+    """Run an engine that prints the numbers of its processes and kills itself."""
     script = tmp_path / "engine.py"
     script.write_text(
         "import os, signal\n"
         "from penstock.contract.config import EngineConfig\n"
         "from penstock.remote import ProcessRunner\n"
         f"runner = ProcessRunner({PROGRAM!r})\n"
-        "runner.load(EngineConfig(model='roomy', block_size=4, max_num_seqs=4), '')\n"
-        "runner.await_found(lambda line: None)\n"
-        "runner.await_ready(lambda line: None)\n"
-        "print(runner.pid, runner.standby_pid, flush=True)\n"
+        "runner.load(EngineConfig(model='fake', block_size=4, max_num_seqs=4), '')\n"
+        f"{then}\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == -signal.SIGKILL
-    for pid in map(int, done.stdout.split()):
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return list(map(int, done.stdout.split()))
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    say = "print(runner.pid, runner.zygote_pid or '', flush=True)"
+    wait = "runner.await_found(lambda line: None)\nrunner.await_ready(lambda line: None)"
+    for pid in pids_of_a_killed_engine(tmp_path, f"{wait}\n{say}"):
+        wait_until(lambda pid=pid: gone(pid), seconds=10)
+
+
+def test_imports_end_with_the_process_that_started_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAKE_IMPORTS", "stand still")
+    pids = pids_of_a_killed_engine(tmp_path, "print(runner.zygote_pid or runner.pid, flush=True)")
+    wait_until(lambda: gone(pids[0]), seconds=10)
+
+
+@on_linux
+def test_a_runner_whose_zygote_is_gone_ends_with_the_engine_all_the_same(tmp_path):
+    kill = "print(runner.pid, runner.zygote_pid, flush=True)\nos.kill(runner.zygote_pid, signal.SIGKILL)"
+    for pid in pids_of_a_killed_engine(tmp_path, f"runner.await_found(lambda line: None)\n{kill}"):
         wait_until(lambda pid=pid: gone(pid), seconds=10)
 
 

@@ -259,8 +259,9 @@ class EngineConfig:
     )
     standby: bool = _option(
         True,
-        "Keep a further process ready that has imported everything, and takes over in half the time when the runner's"
-        " process is lost. Takes a third of a GiB, and is started only where 1 GiB of memory is left.",
+        "Fork the process that computes from one that has imported everything and waits, so that a lost one is followed"
+        " in half the time. They share their memory, so the one that waits takes little of its own. On Linux; elsewhere"
+        " each process imports for itself, as all do with --no-standby.",
         front=Front.QUEUE,
     )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")

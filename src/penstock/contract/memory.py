@@ -23,7 +23,6 @@ class MemoryReport:
         state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
         checkpoints: of recurrent state; None for a model that carries none.
         generates: whether output is counted in a request's tokens; a model that only embeds has none.
-        spare_bytes: of the machine's memory, what is left once all of the KV cache is used.
         draft_bytes: what the draft model's parameters take; 0 where there is none.
         draft_formats: how they are kept, in words.
         draft_kv_bytes: of `kv_bytes`, what is the draft model's.
@@ -40,7 +39,6 @@ class MemoryReport:
     state_bytes: int = 0
     checkpoints: int | None = None
     generates: bool = True
-    spare_bytes: int = 0
     draft_bytes: int = 0
     draft_formats: str = ""
     draft_kv_bytes: int = 0

@@ -1,7 +1,7 @@
-"""The process that computes: it takes orders, one after the other, until nobody is there to give any.
+"""The process that computes, or forks those that do: it takes orders, one by one, until nobody is there to give any.
 
 Knows neither models nor kernels: what it runs is made by the function that it is given. A step that raises is reported,
-and the process goes on; when the engine's process ends, it ends at once, in the middle of a step too.
+and the process goes on; when the engine's process ends, it ends at once, in the middle of imports or of a step too.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import threading
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -48,23 +49,79 @@ Prepare = Callable[[], tuple[Build, Profiler]]
 
 
 def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> None:
-    """Load what the first order says, then carry out orders until the connection ends."""
+    """Import everything, then carry out orders until the connection ends.
+
+    The first order decides what this process is: a runner, which loads a model, or a zygote, which forks runners.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(connection.fileno(),), name="penstock-parent", daemon=True).start()
-    build, profiler = prepare()
+    with _ending_with(connection):
+        build, profiler = prepare()
     try:
-        runner = _load(connection, build)
-        if runner is not None:
-            child = _Child(runner, profiler)
-            while True:
-                connection.send(child.carry_out(_next_order(connection)))
+        order = connection.receive()
+        if isinstance(order, messages.Fork):
+            connection = _fork_as_told(connection, order)
+            order = connection.receive()
+        _call_itself("penstock-runner")
+        with _ending_with(connection):
+            runner = _load(connection, order, build)
+            if runner is not None:
+                child = _Child(runner, profiler)
+                while True:
+                    connection.send(child.carry_out(_next_order(connection)))
     except Closed:
-        return
+        os._exit(0)  # as the watcher does: taking apart what was imported takes half a second, and pages of its own
 
 
-def _load(connection: Connection[messages.Order], build: Build) -> ClosableRunner | None:
-    order = connection.receive()
+def _fork_as_told(connection: Connection[messages.Order], order: messages.Order) -> Connection[messages.Order]:
+    """Be a zygote: returns in each process that is forked, with the connection that this one has to the engine.
+
+    Only while there is no other thread: one that held a lock would not be there to let go of it.
+    """
+    _call_itself("penstock-zygote")
+    while True:
+        match order:
+            case messages.Fork():
+                with connection.take_socket() as stream:
+                    pid = _fork(connection)
+                    if pid == 0:
+                        os.setsid()
+                        connection.close()
+                        return Connection(socket.socket(fileno=stream.detach()), messages.Order)
+            case messages.Reap(pid):
+                connection.send(messages.Ended(_status_of(pid)))
+            case _:
+                raise Closed("a zygote was told to compute")
+        order = connection.receive()
+
+
+def _fork(connection: Connection[messages.Order]) -> int | None:
+    """0 in the forked process; the other one says that it is there."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        connection.send(messages.Failed(str(error)))
+        return None
+    if pid:
+        connection.send(messages.Forked(pid))
+    return pid
+
+
+def _status_of(pid: int) -> int | None:
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _call_itself(name: str) -> None:
+    """Show in lists of processes what this one is, where the system lets it (Linux; 15 characters)."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name, encoding="ascii")
+
+
+def _load(connection: Connection[messages.Order], order: messages.Order, build: Build) -> ClosableRunner | None:
     if not isinstance(order, messages.Load):
         raise Closed("the first order was not to load a model")
     try:
@@ -119,14 +176,29 @@ class _Child:
             case messages.StopProfile(path):
                 self._profiling = False
                 self._profiler.stop()(Path(path))
-            case messages.Load():
+            case messages.Load() | messages.Fork() | messages.Reap():
                 raise ValueError("a model is loaded already")
         return messages.Done()
 
 
-def _end_with(descriptor: int) -> None:
-    """End this process when the other end of its connection is closed: a kernel may be at work for long."""
+@contextmanager
+def _ending_with(connection: Connection[messages.Order]) -> Iterator[None]:
+    """End this process when the other end of its connection is closed: it may be at work for long meanwhile."""
+    waits, stops = os.pipe()
+    watcher = threading.Thread(target=_end_with, args=(connection.fileno(), waits), name="penstock-parent", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        os.close(stops)
+        watcher.join()
+        os.close(waits)
+
+
+def _end_with(descriptor: int, unless: int) -> None:
+    """End this process when one descriptor is hung up; return when the other is."""
     poller = select.poll()
-    poller.register(descriptor, 0)  # errors and hang-ups are always told
-    poller.poll()
-    os._exit(0)
+    for each in (descriptor, unless):
+        poller.register(each, 0)  # errors and hang-ups are always told
+    if any(each == descriptor for each, _ in poller.poll()):
+        os._exit(0)

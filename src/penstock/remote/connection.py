@@ -1,11 +1,12 @@
 """One end of the connection between an engine and its runner's process: values out, values in.
 
 A message is its length in four bytes, little-endian, and then a value as MessagePack. What arrives is held to its type;
-anything else closes the connection, for nobody can say what would follow it.
+anything else closes the connection, for nobody can say what would follow it. A socket can come with a message.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ __all__ = ["Closed", "Connection"]
 _LENGTH_BYTES = 4
 _MOST_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
+_MOST_PASSED = 1
 
 _Received = TypeVar("_Received")
 
@@ -36,14 +38,19 @@ class Connection(Generic[_Received]):
         self._stream = stream
         self._decoder: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(received)
         self._encoder = msgspec.msgpack.Encoder()
+        self._sockets: list[socket.socket] = []  # that came, and nobody has taken
         self._held = bytearray()  # of a message that has not come whole: a wait that is broken off loses nothing
 
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self._stream.fileno()
 
-    def send(self, value: msgspec.Struct) -> None:
+    def send(self, value: msgspec.Struct, passed: socket.socket | None = None) -> None:
         """Send one value.
+
+        Args:
+            value: a struct of the type that the other end receives.
+            passed: a socket that the other end gets a descriptor of its own for.
 
         Raises:
             Closed: nobody is there.
@@ -51,7 +58,10 @@ class Connection(Generic[_Received]):
         body = self._encoder.encode(value)
         try:
             self._stream.settimeout(None)
-            self._stream.sendall(len(body).to_bytes(_LENGTH_BYTES, "little") + body)
+            message = len(body).to_bytes(_LENGTH_BYTES, "little") + body
+            if passed is not None:
+                message = message[socket.send_fds(self._stream, [message], [passed.fileno()]) :]
+            self._stream.sendall(message)
         except OSError as error:
             raise Closed(str(error)) from error
 
@@ -74,9 +84,20 @@ class Connection(Generic[_Received]):
                     raise Closed(f"not a message: {error}") from error
             self._read(seconds)
 
+    def take_socket(self) -> socket.socket:
+        """The socket that came with the last message.
+
+        Raises:
+            Closed: none did.
+        """
+        if not self._sockets:
+            raise Closed("no socket came with the message")
+        return self._sockets.pop(0)
+
     def close(self) -> None:
-        """Let go of the socket."""
-        self._stream.close()
+        """Let go of the socket, and of those that came and were not taken."""
+        for each in (self._stream, *self._sockets):
+            each.close()
 
     def _take_body(self) -> bytes | None:
         held = self._held
@@ -95,7 +116,7 @@ class Connection(Generic[_Received]):
     def _read(self, seconds: float | None) -> None:
         try:
             self._stream.settimeout(seconds)
-            more = self._stream.recv(_READ_BYTES)
+            more, passed, _, _ = socket.recv_fds(self._stream, _READ_BYTES, _MOST_PASSED)
         except TimeoutError:
             raise
         except OSError as error:
@@ -103,3 +124,6 @@ class Connection(Generic[_Received]):
         if not more:
             raise Closed("the other end is gone")
         self._held += more
+        for descriptor in passed:
+            os.set_inheritable(descriptor, False)
+            self._sockets.append(socket.socket(fileno=descriptor))

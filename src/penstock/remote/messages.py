@@ -1,7 +1,7 @@
 """What an engine and its runner's process say to each other. Plain values: no message can make anybody run anything.
 
 The engine gives orders; each has one answer, but for `Load`, whose lines of the start report and `Found` come before
-`Ready`.
+`Ready`. A process whose first order is `Fork` is a zygote, and takes `Fork` and `Reap` alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ __all__ = [
     "Answer",
     "Close",
     "Done",
+    "Ended",
     "Failed",
+    "Fork",
+    "Forked",
     "Found",
     "Load",
     "Order",
     "Ran",
     "Ready",
+    "Reap",
     "Refused",
     "Reset",
     "Run",
@@ -35,7 +39,7 @@ __all__ = [
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first order: load a model. Answered by `Found` and then `Ready`, or by `Refused`.
+    """The first order to a runner: load a model. Answered by `Found` and then `Ready`, or by `Refused`.
 
     Attributes:
         cache_dir: where fetched models are kept.
@@ -69,6 +73,16 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """Record no more, and write what was recorded to a new file. Answered by `Done` or `Failed`."""
 
     path: str
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process that takes its orders from the socket that comes with this. Answered by `Forked` or `Failed`."""
+
+
+class Reap(msgspec.Struct, frozen=True, tag=True):
+    """Say how a forked process ended, and let the system give its number to another. Answered by `Ended`."""
+
+    pid: int
 
 
 class Said(msgspec.Struct, frozen=True, tag=True):
@@ -138,9 +152,26 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     report: str
 
 
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """The process is there."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """How a forked process ended.
+
+    Attributes:
+        status: as `subprocess.Popen.returncode`: minus the signal that ended it, or its exit status; None where it
+            runs, or is nobody's that was forked here.
+    """
+
+    status: int | None
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The order is carried out."""
 
 
-Order = Load | Run | Reset | Close | StartProfile | StopProfile
-Answer = Said | Found | Ready | Refused | Ran | Failed | Done
+Order = Load | Run | Reset | Close | StartProfile | StopProfile | Fork | Reap
+Answer = Said | Found | Ready | Refused | Ran | Failed | Forked | Ended | Done

@@ -19,7 +19,8 @@ from penstock.contract.model import ModelFacts
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.remote import messages
 from penstock.remote.hang_limit import HangLimit
-from penstock.remote.process import RunnerProcess
+from penstock.remote.process import RunnerProcess, start_program
+from penstock.remote.zygote import Zygote, can_fork
 
 __all__ = ["ProcessRunner"]
 
@@ -36,9 +37,6 @@ _SAVING_SECONDS = 8.0
 _PAUSE = 0.2
 """Seconds before the second of these; doubled before each further one."""
 
-_STANDBY_BYTES = 1 << 30
-"""Memory that must be left, once the KV cache is full, for another process to wait; it takes a third of this."""
-
 log = logging.getLogger(__name__)
 
 Announce = Callable[[str], None]
@@ -48,8 +46,8 @@ class ProcessRunner:
     """Runs plans in a process of its own; see `contract.ports.OverlappingRunner`. Used by one thread at a time.
 
     The process is there at once and imports what it needs, while its owner does something else: `load`, `await_found`
-    and `await_ready` come one after the other, and then plans. Where memory allows, another process waits without a
-    model, to follow this one.
+    and `await_ready` come one after the other, and then plans. Unless the operator does without, that process is a
+    zygote: the one that computes is forked from it, and so are those that follow it.
 
     Args:
         program: the command line of the process, to which the descriptor of its connection is added.
@@ -67,8 +65,8 @@ class ProcessRunner:
         self._loading_seconds = 0.0  # of the last process that did load
         self._load: messages.Load  # what a process is told first
         self._saves = False  # whether a process that ends in order has something to save
-        self._process = RunnerProcess(self._program)
-        self._standby: RunnerProcess | None = None
+        self._process = start_program(self._program)
+        self._zygote: Zygote | None = None
 
     @property
     def pid(self) -> int:
@@ -76,9 +74,9 @@ class ProcessRunner:
         return self._process.pid
 
     @property
-    def standby_pid(self) -> int | None:
-        """The process that waits to follow it, if there is one."""
-        return None if self._standby is None else self._standby.pid
+    def zygote_pid(self) -> int | None:
+        """The process that it is forked from, if it is."""
+        return None if self._zygote is None else self._zygote.pid
 
     def load(self, config: EngineConfig, cache_dir: str) -> None:
         """Have a model loaded.
@@ -91,6 +89,9 @@ class ProcessRunner:
             SetupError: the process ended.
         """
         self._load = messages.Load(config, cache_dir)
+        if config.standby and can_fork():
+            self._zygote = Zygote(self._process)
+            self._process = self._zygote.fork()
         self._ask_to_load()
 
     def await_found(self, announce: Announce, limit: float | None = None) -> ModelFacts:
@@ -120,8 +121,6 @@ class ProcessRunner:
         facts = answer.facts
         self._load = replace(self._load, config=facts.config, like=facts.memory)
         self._saves = bool(facts.kv_folder)
-        if facts.config.standby and facts.memory.spare_bytes >= _STANDBY_BYTES:
-            self._standby = RunnerProcess(self._program)
         return facts
 
     def start(self, plan: StepPlan) -> None:
@@ -176,12 +175,12 @@ class ProcessRunner:
             return None
 
     def close(self) -> None:
-        """End the process, and the one that waits; before that it saves what it keeps beyond its end, for seconds."""
-        if self._standby is not None:
-            self._standby.close()
+        """End the process, and its zygote; before that it saves what it keeps beyond its end, for seconds."""
         if self._saves and not self._process.lost:
             self._let_it_save()
         self._process.close()
+        if self._zygote is not None:
+            self._zygote.close()  # the last one: it knows how the other ended
 
     def _let_it_save(self) -> None:
         self._saves = False
@@ -201,7 +200,7 @@ class ProcessRunner:
             if start:
                 time.sleep(_PAUSE * 2 ** (start - 1))
             began = time.monotonic()
-            self._process, self._standby = self._standby or RunnerProcess(self._program), None
+            self._process = self._next_process()
             try:
                 self._ask_to_load()
                 self.await_found(_log, limit)
@@ -219,11 +218,19 @@ class ProcessRunner:
         except RunnerLost as error:
             raise _lost_early(error) from error
 
+    def _next_process(self) -> RunnerProcess:
+        if self._zygote is None:
+            return start_program(self._program)
+        if self._zygote.lost:  # found when it was asked how the last one ended; until then nobody has missed it
+            self._zygote = Zygote(start_program(self._program))
+        return self._zygote.fork()
+
     def _next_answer(self, announce: Announce, limit: float | None) -> messages.Answer:
         """What is said while the model is loaded, but for lines of the report; what is refused is raised."""
         try:
             while isinstance(answer := self._process.receive(limit), messages.Said):
                 announce(answer.line)
+            self._process.identify()  # now, and not when a zygote is gone that would have told its number
         except RunnerLost as error:
             raise _lost_early(error) from error
         except BaseException:
