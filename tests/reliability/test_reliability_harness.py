@@ -302,12 +302,12 @@ def test_the_runner_is_the_process_that_calls_itself_so_and_not_the_one_that_for
         "    print(os.getpid(), flush=True)\n"
         "sys.stdin.read(1)\n"
     )
-    here = Server("", SimpleNamespace(pid=os.getpid()), Path())
     command = [sys.executable, "-c", code, "penstock.runner_process"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as zygote:
+        here = Server("", SimpleNamespace(pid=zygote.pid), Path())
         runner = int(zygote.stdout.readline())
         assert here.runner() == runner != zygote.pid
-        assert runner in processes.family(os.getpid())
+        assert processes.family(zygote.pid) == [zygote.pid, runner]
         os.kill(runner, signal.SIGKILL)
         zygote.stdout.readline()
         assert here.runner() == 0
