@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+from command_line import only_line, penstock
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}. {% endfor %}"
 
@@ -21,3 +23,15 @@ def endless(tmp_path_factory) -> str:
     settings = json.loads((directory / "tokenizer_config.json").read_text())
     (directory / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
     return str(directory)
+
+
+@pytest.fixture
+def refused() -> Callable[..., str]:
+    """Run a command that must end with exit code 2 and print nothing; the one line that says what was wrong."""
+
+    def call(*arguments: str, isa: str = "") -> str:
+        done = penstock(*arguments, isa=isa)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        return only_line(done.stderr)
+
+    return call

@@ -1,63 +1,25 @@
-"""The command line as people use it: in a process, with its exit codes and its one-line errors."""
+"""The command line as people use it: its output, its exit codes and its one-line errors.
+
+Where nothing depends on a process of its own, which would import torch again, a command runs in this one.
+"""
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import only_line, penstock, started
+from example_scripts import run_here
 
-from penstock.cli import main
 from penstock.kernels import native
 
 
-def penstock(*arguments: str, stdin: str = "", seconds: float = 120, isa: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        env={**os.environ, "COLUMNS": "120", "PENSTOCK_ISA": isa},
-    )
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys) -> Iterator[Callable[..., str]]:
-    """Run a command that must end with exit code 2 and print nothing; the one line that says what was wrong.
-
-    In this process: nothing of what makes a mistake a line depends on a new one, which would import torch again.
-    """
-
-    def call(*arguments: str, isa: str = "") -> str:
-        monkeypatch.setenv("PENSTOCK_ISA", isa)
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        assert (end.value.code, said.out) == (2, ""), said
-        return only_line(said.err)
-
-    yield call
-    gc.unfreeze()  # a command freezes what it imported
-
-
-def only_line(errors: str) -> str:
-    """The only line of what was written to standard error."""
-    lines = [line for line in errors.splitlines() if line]
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
 def test_a_mistake_is_one_line_and_exit_code_2():
-    done = penstock("generate", "-p", "x", "--max-num-seqs", "0")
+    done = started("generate", "-p", "x", "--max-num-seqs", "0")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--max-num-seqs: " in only_line(done.stderr)
 
@@ -85,7 +47,7 @@ SHORT_BENCH = ["--streams", "1", "--prompt-tokens", "4", "--new-tokens", "2", "-
     ],
 )
 def test_that_torch_computes_is_said_on_standard_error(default_model: Path, command):
-    done = penstock(*command, isa="torch", stdin="")
+    done = penstock(*command, isa="torch")
     assert only_line(done.stderr) == (
         "penstock: torch was asked for: torch kernels compute, slower, and exact up to rounding only"
     )
@@ -102,7 +64,7 @@ def test_verifys_start_report_says_once_that_torch_computes(endless: str, tmp_pa
 def test_the_version():
     from penstock import __version__
 
-    assert penstock("--version").stdout == f"penstock, version {__version__}\n"
+    assert started("--version").stdout == f"penstock, version {__version__}\n"
 
 
 NOBODY_ASKS = {"served_model_name", "scheduling_policy", "max_queued_requests", "max_queued_tokens", "tool_call_parser"}
@@ -223,7 +185,7 @@ def test_a_directory_without_a_tokenizer_is_refused_by_name(tmp_path, refused):
 
 @pytest.mark.model
 def test_one_prompt_to_the_terminal(default_model: Path):
-    done = penstock("generate", "--chat", "-p", "What is the capital of France?", "--temperature", "0")
+    done = started("generate", "--chat", "-p", "What is the capital of France?", "--temperature", "0")
     assert (done.returncode, done.stdout) == (0, "The capital of France is Paris.\n")
 
 
@@ -363,14 +325,13 @@ def test_kernels_are_timed_beside_the_machines_limits(tmp_path):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("example", ["offline.py", "online.py"])
+@pytest.mark.parametrize("example", ["offline", "online"])
 def test_the_examples_run(default_model: Path, example):
-    path = Path(__file__).parents[2] / "examples" / example
+    """In processes of their own they are started in `tests/e2e/test_e2e_seeds.py`."""
     arguments = ["--prompts", "hi, ", "hello,", "how", "--max-tokens", "6", "--temperature", "0.8", "--seed", "1"]
-    done = subprocess.run([sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("### request") == (4 if example == "online.py" else 3)
-    assert ("Hello, world!" in done.stdout) == (example == "online.py")
+    said = run_here(example, *arguments)
+    assert said.count("### request") == (4 if example == "online" else 3)
+    assert ("Hello, world!" in said) == (example == "online")
 
 
 @pytest.mark.parametrize(

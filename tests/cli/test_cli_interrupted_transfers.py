@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,7 +13,7 @@ from threading import Event, Thread
 import httpx
 import pytest
 from hub_server import hub_server
-from served import serve
+from served import Served, serve
 from terminal import Terminal
 from test_cli_interrupts import SMALL, ended_well
 
@@ -110,15 +111,28 @@ def test_a_pull_by_pip_leaves_nothing_and_says_so(tmp_path):
     assert [str(path.relative_to(cache)) for path in cache.rglob("*") if path.is_file()] == ["partial/lock"]
 
 
-def test_bench_serve_stops_and_so_do_its_requests(endless, tmp_path):
-    with serve(tmp_path / "trace.jsonl", endless, *SMALL) as served:
-        sizes = ("--prompt-tokens", "8", "--new-tokens", "100000", "--num-prompts", "4", "--warm-up", "0")
-        command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
-        with Terminal(*command, *sizes, "--vocab-size", "100") as terminal:
-            terminal.expect("Answered")
-            served.wait_running(4)
-            interrupted_in_time(terminal)
-        served.wait_idle(20)
+@pytest.fixture(scope="module")
+def served(endless, tmp_path_factory) -> Iterator[Served]:
+    with serve(tmp_path_factory.mktemp("served") / "trace.jsonl", endless, *SMALL) as served:
+        yield served
+
+
+def test_bench_serve_stops_and_so_do_its_requests(served):
+    sizes = ("--prompt-tokens", "8", "--new-tokens", "100000", "--num-prompts", "4", "--warm-up", "0")
+    command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
+    with Terminal(*command, *sizes, "--vocab-size", "100") as terminal:
+        terminal.expect("Answered")
+        served.wait_running(4)
+        interrupted_in_time(terminal)
+    served.wait_idle(20)
+
+
+def test_bench_serve_while_it_warms_up(served):
+    command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
+    with Terminal(*command, "--new-tokens", "100000", "--vocab-size", "100") as terminal:
+        served.wait_running(1)
+        interrupted_in_time(terminal)
+    served.wait_idle(20)
 
 
 def model_of(url: str) -> str:
@@ -133,12 +147,3 @@ def test_bench_quality(endless, tmp_path):
     with Terminal("bench", "quality", endless, *sizes) as terminal:
         terminal.expect("chunk")
         interrupted_in_time(terminal)
-
-
-def test_bench_serve_while_it_warms_up(endless, tmp_path):
-    with serve(tmp_path / "trace.jsonl", endless, *SMALL) as served:
-        command = ("bench", "serve", "--base-url", f"{served.url}/v1", "--model", model_of(served.url))
-        with Terminal(*command, "--new-tokens", "100000", "--vocab-size", "100") as terminal:
-            served.wait_running(1)
-            interrupted_in_time(terminal)
-        served.wait_idle(20)

@@ -10,8 +10,9 @@ import subprocess
 import sys
 
 import pytest
+from command_line import only_line, penstock, started
+from served import ALONE
 from terminal import Terminal
-from test_cli_commands import only_line, penstock
 
 from penstock.cli.ps import age
 from penstock.cli.running_servers import listed, running_servers
@@ -46,9 +47,9 @@ def test_a_model_is_removed_after_a_yes(cache):
 def test_a_model_that_is_served_is_not_removed(cache, endless):
     folder = cache / "hub" / "acme" / "served"
     shutil.copytree(endless, folder)
-    with Terminal("serve", "acme/served", "--port", "0", "--kv-cache-memory", "10MB") as terminal:
+    with Terminal("serve", "acme/served", "--port", "0", "--kv-cache-memory", "10MB", ALONE) as terminal:
         url = "http://" + terminal.expect(" (POST").rpartition("http://")[2].removesuffix(" (POST")
-        refused = penstock("rm", "acme/served", "--yes")
+        refused = started("rm", "acme/served", "--yes")
         assert refused.returncode == 2
         assert only_line(refused.stderr) == (
             f"penstock: acme/served: is in use: process {terminal.process.pid} serves it at {url};"
@@ -94,10 +95,10 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(tmp_path, caps
 def test_a_server_is_listed_while_it_runs(cache, endless):
     assert "no server runs here" in penstock("ps").stderr
     with Terminal(
-        "serve", endless, "--port", "0", "--kv-cache-memory", "10MB", "--served-model-name", "mine"
+        "serve", endless, "--port", "0", "--kv-cache-memory", "10MB", "--served-model-name", "mine", ALONE
     ) as terminal:
         url = "http://" + terminal.expect(" (POST").rpartition("http://")[2]
-        head, row = penstock("ps").stdout.splitlines()
+        head, row = started("ps").stdout.splitlines()
         assert head.split() == ["PID", "MODEL", "FOR", "URL"]
         assert row.split()[:2] == [str(terminal.process.pid), "mine"]
         assert row.endswith(url)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cli_commands import penstock, refused  # noqa: F401 - a fixture
+from command_line import penstock
 
 from penstock import quantizing
 from penstock.cli.quantize import DIRECTORY_FORMS, GGUF_FORMS
@@ -37,7 +37,7 @@ def test_the_default_model_in_another_form_answers(default_model: Path, tmp_path
     assert "Paris" in said.stdout, said.stderr
 
 
-def test_a_target_that_cannot_be_is_refused_before_anything_is_read(tmp_path, refused):  # noqa: F811
+def test_a_target_that_cannot_be_is_refused_before_anything_is_read(tmp_path, refused):
     (tmp_path / "there.gguf").write_bytes(b"mine")
     for target, form, said in (
         ("there.gguf", "Q8_0", "exists already; --force replaces it"),
@@ -51,7 +51,7 @@ def test_a_target_that_cannot_be_is_refused_before_anything_is_read(tmp_path, re
 
 
 @pytest.mark.model
-def test_the_model_itself_is_never_replaced(default_model: Path, refused):  # noqa: F811
+def test_the_model_itself_is_never_replaced(default_model: Path, refused):
     said = refused("quantize", str(default_model), str(default_model), "--form", "Q8_0", "--force")
     assert said.endswith("is MODEL itself; name another")
 

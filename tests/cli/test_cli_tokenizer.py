@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_cli_commands import only_line, penstock
+from command_line import only_line, penstock
 from transformers import AutoTokenizer
 
 from penstock.contract.config import DEFAULT_MODEL, EngineConfig

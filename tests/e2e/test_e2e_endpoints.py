@@ -15,7 +15,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from served import Served
+from served import ALONE, Served
 
 from penstock import LLM
 
@@ -149,7 +149,7 @@ KEY = "sk-0123456789abcdef"
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0"],
+        [sys.executable, "-m", "penstock", "serve", "--port", "0", ALONE],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

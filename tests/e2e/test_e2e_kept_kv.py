@@ -18,7 +18,9 @@ import pytest
 from served import ALONE, PATIENCE, _listening_url, wait_until
 
 from needs import COMPILED
-from penstock import LLM, SamplingParams
+from penstock import LLM, SamplingParams, computing
+from penstock.cli import serve
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.kernels import native
 from penstock.store import folders
@@ -115,14 +117,37 @@ def metric(url: str, name: str) -> float:
     return float(found[1])
 
 
-def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
-    with server(tmp_path, killed=True) as url:
+@pytest.fixture
+def cache_dir(tmp_path) -> Path:
+    """A user's cache directory of its own, with the models of the real one."""
+    made, real = tmp_path / "cache", default_cache_dir(os.environ)
+    made.mkdir()
+    for each in real.iterdir():
+        if each.name != "kv-blocks":
+            (made / each.name).symlink_to(each)
+    return made
+
+
+def own(cache_dir: Path, **more: str) -> dict[str, str]:
+    return {"PENSTOCK_CACHE": str(cache_dir), "PENSTOCK_KV_STORE": "", **more}
+
+
+def test_servers_keep_blocks_by_default_and_say_so_and_share_one_prefill_and_outlive_a_kill(cache_dir):
+    """Two that were told nothing, and beside the first one that was given the same folder by name."""
+    said: list[str] = []
+    root = cache_dir / "kv-blocks"
+    with server(None, killed=True, said=said, **own(cache_dir)) as url:
+        (line,) = [line for line in said if line.startswith("kept KV")]
+        assert re.search(rf"0 tokens of this model in {root}; at most [\d.]+ [MG]iB of the disk \(--kv-store off", line)
+        assert root.stat().st_mode & 0o777 == 0o700
         choices, cached = ask(url)
         assert cached == 0
-        wait_until(lambda: len(kept(tmp_path)) >= BLOCKS)
-        with server(tmp_path, killed=True) as other:
+        wait_until(lambda: len(kept(root)) >= BLOCKS)
+        with server(root, killed=True) as other:
             assert ask(other) == (choices, 384)
-    with server(tmp_path, killed=False) as url:
+    said.clear()
+    with server(None, killed=False, said=said, **own(cache_dir)) as url:
+        assert any(f"{16 * BLOCKS} tokens of this model in {root}" in line for line in said)
         assert ask(url) == (choices, 384)
         assert metric(url, "vllm:external_prefix_cache_hits_total") == 384
         assert metric(url, "vllm:prefix_cache_hits_total") == 0
@@ -130,6 +155,7 @@ def test_servers_share_one_prefill_and_outlive_a_kill(tmp_path):
         assert metric(url, "vllm:external_prefix_cache_hits_total") == 384
         assert metric(url, "vllm:prefix_cache_hits_total") == 384
         assert metric(url, "penstock:kv_store_bytes") >= 0
+    assert len(kept(root)) == BLOCKS
 
 
 @pytest.mark.deep
@@ -180,46 +206,46 @@ def test_a_stored_response_is_continued_after_a_kill_and_its_conversation_is_rea
     assert second["usage"]["output_tokens"] == unbroken["usage"]["output_tokens"]
 
 
-@pytest.fixture
-def cache_dir(tmp_path) -> Path:
-    """A user's cache directory of its own, with the models of the real one."""
-    made, real = tmp_path / "cache", default_cache_dir(os.environ)
-    made.mkdir()
-    for each in real.iterdir():
-        if each.name != "kv-blocks":
-            (made / each.name).symlink_to(each)
-    return made
-
-
-def own(cache_dir: Path, **more: str) -> dict[str, str]:
-    return {"PENSTOCK_CACHE": str(cache_dir), "PENSTOCK_KV_STORE": "", **more}
-
-
-def test_a_server_keeps_blocks_by_default_and_says_so(cache_dir):
-    said: list[str] = []
-    root = cache_dir / "kv-blocks"
-    with server(None, killed=False, said=said, **own(cache_dir)) as url:
-        choices, _ = ask(url)
-    (line,) = [line for line in said if line.startswith("kept KV")]
-    assert re.search(rf"0 tokens of this model in {root}; at most [\d.]+ [MG]iB of the disk \(--kv-store off", line)
-    assert root.stat().st_mode & 0o777 == 0o700
-    assert len(kept(root)) == BLOCKS
-    said.clear()
-    with server(None, killed=False, said=said, **own(cache_dir)) as url:
-        assert ask(url) == (choices, 384)
-    assert any(f"{16 * BLOCKS} tokens of this model in {root}" in line for line in said)
-
-
-@pytest.mark.parametrize(
-    "how", ["environment", *(pytest.param(each, marks=pytest.mark.deep) for each in ("option", "file"))]
-)
-def test_it_is_ended_by_an_option_the_environment_or_a_file(cache_dir, tmp_path, how):
+@pytest.fixture(params=["option", "environment", "file"])
+def told_off(request, tmp_path) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment with which a server keeps nothing."""
     options = tmp_path / "options.yaml"
     options.write_text("kv-store: 'off'\n")
-    arguments = {"option": ["--kv-store", "off"], "environment": [], "file": ["--config", str(options)]}[how]
+    arguments = {"option": ["--kv-store", "off"], "environment": [], "file": ["--config", str(options)]}[request.param]
+    return arguments, {"PENSTOCK_KV_STORE": "off" if request.param == "environment" else ""}
+
+
+class NotStarted(Exception):
+    """What would compute was asked for."""
+
+
+def engines_folder(monkeypatch, arguments: list[str], environment: dict[str, str]) -> str:
+    """The option as `penstock serve` hands it to the engine, which is not made here."""
+    given: list[str] = []
+
+    def start_computing(config: EngineConfig, *_: object, **__: object) -> None:
+        given.append(config.kv_store)
+        raise NotStarted
+
+    monkeypatch.setattr(computing, "start_computing", start_computing)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NotStarted):
+        serve.command.main(arguments, standalone_mode=False)
+    return given[0]
+
+
+def test_it_is_ended_by_an_option_the_environment_or_a_file(told_off, monkeypatch):
+    """That an engine that is told so keeps nothing is seen above, and of servers in the next."""
+    assert engines_folder(monkeypatch, *told_off) == "off"
+    assert engines_folder(monkeypatch, [], {"PENSTOCK_KV_STORE": ""}) == "auto"
+
+
+@pytest.mark.deep
+def test_a_server_that_is_told_so_keeps_nothing(cache_dir, told_off):
+    arguments, environment = told_off
     said: list[str] = []
-    off = {"PENSTOCK_KV_STORE": "off"} if how == "environment" else {}
-    with server(None, *arguments, killed=False, said=said, **own(cache_dir, **off)) as url:
+    with server(None, *arguments, killed=False, said=said, **own(cache_dir) | environment) as url:
         ask(url)
     assert not (cache_dir / "kv-blocks").exists()
     assert not any(line.startswith("kept KV") for line in said)

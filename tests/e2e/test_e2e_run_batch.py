@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import penstock, started
 
 from penstock import LLM, SamplingParams
 
 pytestmark = pytest.mark.model
 TEXTS = ("Name a colour.", "Say hello.", "What is 2 + 2?")
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "run-batch", *arguments, "--kv-cache-memory", "100MB"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ)
 
 
 def test_a_batch_is_answered_once_and_as_the_library_answers(tmp_path, default_model):
@@ -37,7 +30,8 @@ def test_a_batch_is_answered_once_and_as_the_library_answers(tmp_path, default_m
         )
     )
     files = ("-i", str(source), "-o", str(target), "-e", str(errors), str(default_model))
-    first = run(*files)
+    command = ("run-batch", *files, "--kv-cache-memory", "100MB")
+    first = started(*command)
     assert first.returncode == 0, first.stderr
     assert "4 answered, 1 failed, 0 were answered before" in first.stderr
     assert "Traceback" not in first.stderr
@@ -53,7 +47,7 @@ def test_a_batch_is_answered_once_and_as_the_library_answers(tmp_path, default_m
         [expected] = llm.generate("Once upon a time", params, use_tqdm=False)
         assert answers["line-3"]["body"]["choices"][0]["text"] == expected.outputs[0].text
     before = target.read_bytes()
-    again = run(*files)
+    again = penstock(*command)
     assert "0 answered, 0 failed, 5 were answered before" in again.stderr
     assert target.read_bytes() == before
 

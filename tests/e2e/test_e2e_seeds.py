@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 import torch
+from example_scripts import run_here, started
 from served import serve
 from tiny_checkpoints import write_lettered
 from transformers import GPT2LMHeadModel
@@ -19,7 +17,6 @@ from transformers import GPT2LMHeadModel
 from penstock import LLM, AsyncLLM, SamplingParams
 from penstock.contract.errors import InvalidParameter
 
-ROOT = Path(__file__).parents[2]
 PROMPTS = ["hi, ", "hello,", "how"]
 FLAGS = ["--max-new-tokens", "12", "--device", "cpu", "--no-amp"]
 LATE = "Hello, world!"
@@ -49,12 +46,8 @@ def greedy(gpt2):
     return [f"{output.prompt}{output.outputs[0].text}" for output in outputs]
 
 
-def example(name, checkpoint, gpt2, *more):
-    command = [sys.executable, f"examples/{name}.py", "--checkpoint-path", str(checkpoint)]
-    command += ["--tokenizer-name", str(gpt2), "--prompts", *PROMPTS, *FLAGS, *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def arguments(checkpoint, gpt2, *more):
+    return ["--checkpoint-path", str(checkpoint), "--tokenizer-name", str(gpt2), "--prompts", *PROMPTS, *FLAGS, *more]
 
 
 def as_shown(texts):
@@ -70,16 +63,16 @@ def requests_in(shown):
 
 
 def test_the_offline_example_is_greedy_unless_it_is_told_to_sample(checkpoint, gpt2, greedy):
-    assert example("offline", checkpoint, gpt2, "--stop-on-eos") == as_shown(greedy[:3])
-    assert example("offline", checkpoint, gpt2, "--stream") == as_shown(greedy[:3])
-    drawn = example("offline", checkpoint, gpt2, *SCRIPT, "--no-stop-on-eos", "--bf16", "--seed", "1")
+    assert started("offline", *arguments(checkpoint, gpt2, "--stop-on-eos")) == as_shown(greedy[:3])
+    assert run_here("offline", *arguments(checkpoint, gpt2, "--stream")) == as_shown(greedy[:3])
+    drawn = run_here("offline", *arguments(checkpoint, gpt2, *SCRIPT, "--no-stop-on-eos", "--bf16", "--seed", "1"))
     assert requests_in(drawn) == [0, 1, 2]
     assert len(drawn) > 2 * len(as_shown(greedy[:3]))  # 100 tokens each, whatever ends a text
 
 
 def test_the_online_example_takes_a_late_request(checkpoint, gpt2, greedy):
-    assert example("online", checkpoint, gpt2) == as_shown(greedy)
-    drawn = example("online", checkpoint, gpt2, *SCRIPT, "--stream", "--top-k", "5", "--no-stop-on-eos")
+    assert started("online", *arguments(checkpoint, gpt2)) == as_shown(greedy)
+    drawn = run_here("online", *arguments(checkpoint, gpt2, *SCRIPT, "--stream", "--top-k", "5", "--no-stop-on-eos"))
     assert requests_in(drawn) == [0, 1, 2, 3]
     assert "step 0, request 3: " not in drawn
     assert "step 1, request 3: " not in drawn
