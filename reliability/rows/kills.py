@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -107,7 +108,10 @@ def restarts(depth: Depth, progress: Progress) -> Measured:
     progress.expect(2 * kills)
     body = {"prompt": "One", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
     found: dict[str, list[float]] = {}
-    with serving(*APART, "--kv-cache-memory", "256MiB") as server:
+    with (
+        tempfile.TemporaryDirectory() as store,  # which a server has by default, and not among the rows
+        serving(*APART, "--kv-cache-memory", "256MiB", "--kv-store", store) as server,
+    ):
         for name, requests in {
             "one stream": [Request("greedy", COMPLETIONS, body)],
             f"{STREAMS} streams": mixed_requests(STREAMS, NEW_TOKENS),

@@ -81,7 +81,8 @@ ROWS = (
     ),
     Row(
         "R10",
-        "How long until a first new token after the runner was killed, with one stream and with 32",
+        "How long until a first new token after the runner was killed, with one stream and with 32; blocks of KV are"
+        " kept in files, as by default",
         "3 s at most",
         "Dynamo's published example, 8B on 8 GPUs: 17 to 45 s",
         kills.restarts,
