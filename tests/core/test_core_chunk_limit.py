@@ -178,6 +178,22 @@ def test_nobody_is_admitted_when_the_time_is_over():
     assert plan.stalls[0].have == 0
 
 
+@pytest.mark.parametrize(("prompt", "whole"), [(30, True), (64, True), (90, True), (140, False), (400, False)])
+def test_a_newcomers_own_step_reads_a_prompt_whole_that_takes_up_to_twice_the_target(prompt, whole):
+    """In the next step all who were there decode again, and the rest would get less time."""
+    timed = Timed(cost(*SLOW), target=100, policy="fair", max_num_seqs=32)
+    for number in range(200):
+        timed.scheduler.submit(request(f"flood {number}", [number] * 64, max_tokens=32, tenant="flood"))
+    for _ in range(100):
+        timed.step()
+    timed.scheduler.submit(request("calm", [500] * prompt, max_tokens=2, tenant="calm"))
+    (row,) = timed.step().rows
+    assert (row.count == prompt, row.sample) == (whole, whole)
+    assert timed.took[-1] < 0.21
+    if not whole:
+        assert row.count < 55, "as much as the target has time for"
+
+
 def test_drafts_get_no_time_that_a_prompt_could_have_used():
     timed = Timed(cost(*SLOW), target=100)
     timed.stream(2)

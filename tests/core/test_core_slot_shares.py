@@ -10,6 +10,7 @@ from core_harness import Harness, config, request
 from penstock.contract.plan import StallReason
 from penstock.contract.stats import SchedulerStats
 from penstock.core.chunk_limit import LEAST, decodes
+from penstock.core.slot_claims import IN_A_ROW
 
 
 def fair(**options) -> Harness:
@@ -80,14 +81,38 @@ def test_a_newcomer_beside_a_queue_has_a_step_for_itself_and_then_a_chunk_of_eac
     harness.drain()
 
 
-def test_newcomers_that_come_with_every_step_stop_nobody_for_two_of_them():
+def test_newcomers_that_come_with_every_step_keep_who_floods_waiting_for_a_few_in_a_row():
     harness = flooded(target=1)
-    for number in range(5):
-        send(harness, f"calm{number}", 1, prompt=8)
+    for number in range(2 * IN_A_ROW + 1):
+        send(harness, f"calm{number}", 1, prompt=8, tokens=3)
         harness.step()
-    plans = harness.plans[-5:]
-    assert [len(plan.rows) == 1 for plan in plans] == [True, False, True, False, True]
-    assert [stall.reason for plan in plans for stall in plan.stalls] == [StallReason.NEWCOMER] * 5
+    plans = harness.plans[-2 * IN_A_ROW - 1 :]
+    flood = {seq.slot for seq in harness.scheduler._running if seq.request.tenant == "flood"}
+    left_out = [not flood.intersection(row.slot for row in plan.rows) for plan in plans]
+    assert left_out == [True] * IN_A_ROW + [False] + [True] * IN_A_ROW
+    assert [stall.reason for plan in plans for stall in plan.stalls] == [StallReason.NEWCOMER] * len(plans)
+    harness.drain()
+
+
+def test_others_that_do_not_crowd_go_on_in_a_newcomers_step():
+    harness = flooded(target=1)
+    send(harness, "calm", 1, prompt=8)
+    harness.step()
+    send(harness, "quiet", 1, prompt=8)
+    harness.step()
+    tenants = {seq.slot: seq.request.tenant for seq in harness.scheduler._running}
+    assert {tenants[row.slot] for row in harness.plans[-1].rows} == {"calm", "quiet"}
+    harness.drain()
+
+
+def test_who_asks_again_at_once_is_a_newcomer_again_while_it_is_level():
+    harness = flooded(target=1)
+    for _ in range(2):
+        send(harness, "calm", 1, prompt=8, tokens=2)
+        harness.step()
+        assert [admit.seq_id.split("-")[0] for admit in harness.plans[-1].admits] == ["calm"]
+        while slots(harness)["calm"]:
+            harness.step()
     harness.drain()
 
 

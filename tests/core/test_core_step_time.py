@@ -67,6 +67,27 @@ def test_every_shape_of_a_step_is_foreseen_after_some_hundred(step, noise, near)
     assert expected(taught(noise), step) == pytest.approx(true_seconds(step), rel=near)
 
 
+def test_steps_that_all_have_a_chunk_teach_what_each_part_takes():
+    """As under a load that never rests: a step of its own then takes what it should."""
+    times, rng = StepTimes(), random.Random(0)
+    for _ in range(400):
+        rows = [decode(rng.randrange(60, 100)) for _ in range(rng.randint(10, 30))]
+        rows.append(part(0, rng.randint(4, 40)))
+        times.learn(plan(*rows), true_seconds(plan(*rows)) * rng.uniform(0.85, 1.15))
+    for step in (plan(decode(80), part(0, 64)), plan(*[decode(80)] * 30)):
+        assert expected(times, step) == pytest.approx(true_seconds(step), rel=0.15)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prices_stay_sensible_however_long_one_shape_of_step_goes_on(shape):
+    times, rng = taught(), random.Random(1)
+    for _ in range(20_000):
+        times.learn(shape, true_seconds(shape) * rng.uniform(0.7, 1.3))
+    assert expected(times, shape) == pytest.approx(true_seconds(shape), rel=0.15)
+    for step in SHAPES:
+        assert expected(times, step) == pytest.approx(true_seconds(step), rel=0.5)
+
+
 def test_the_first_step_gives_the_scale_and_a_slow_first_one_is_soon_forgotten():
     times, step = StepTimes(), plan(decode(100))
     times.learn(step, 1.0)

@@ -2,15 +2,15 @@
 
 Decides by `core.step_time`: while somebody decodes, a step may take as long as the target says, and prompts get what
 decoding leaves of it. They always get on: by `LEAST` positions at least, and by half the time that decoding takes,
-where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end. What
-takes another tenant's slot may have a step for itself (`core.slot_claims`), and then all of the target.
+where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end. Where
+tenants are left out of a step for somebody who takes a slot (`core.slot_claims`), prompts get their time too.
 
 What a sequence is told does not depend on it: chunks change no answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.sequence import Seq
@@ -42,7 +42,7 @@ class ChunkLimit:
         cut: whether a prompt got less than it could have computed.
     """
 
-    __slots__ = ("_decoding", "_left", "_running", "_taken", "_target", "_times", "cut")
+    __slots__ = ("_decoding", "_grace", "_left", "_running", "_taken", "_target", "_times", "cut")
 
     def __init__(self, times: StepTimes, target: float, running: Iterable[Seq]) -> None:
         self._times = times
@@ -50,6 +50,7 @@ class ChunkLimit:
         self._running = running
         self._decoding = 0.0  # seconds that decoding takes
         self._left: float | None = None  # seconds; None before somebody asked
+        self._grace = 0.0  # seconds more for a prompt that is read whole so
         self._taken = False
         self.cut = False
 
@@ -59,9 +60,15 @@ class ChunkLimit:
         self._seconds_left()
         return 2 * self._decoding > self._target
 
-    def leave_decoding_out(self) -> None:
-        """Nobody decodes in this step: at least all of the target is for prompts. To be called before `take`."""
-        self._left = max(self._seconds_left(), self._target)
+    def leave_out(self, tenants: Collection[str]) -> None:
+        """Sequences of these have no row in this step, so there is more time for prompts. To be called before `take`.
+
+        The first prompt may then take a target's time more, if all of it is read so.
+        """
+        left = self._seconds_left()
+        self._decoding = self._seconds_to_decode(tenants)
+        self._left = max(left, seconds_for_prompts(self._target, self._decoding))
+        self._grace = self._target
 
     @property
     def spent(self) -> bool:
@@ -76,6 +83,8 @@ class ChunkLimit:
         count = 0
         if not self.spent:
             count = min(wanted, max(self._affordable(start, left, wanted), 1 if self._taken else LEAST))
+            if self._grace and not self._taken and self._affordable(start, left + self._grace, wanted) == wanted:
+                count = wanted  # its rest would need a step more, and in that one everybody may decode
         self.cut = self.cut or count < wanted
         return count
 
@@ -96,13 +105,15 @@ class ChunkLimit:
 
     def _seconds_left(self) -> float:
         if self._left is None:
-            decoding = [len(seq.tokens) for seq in self._running if decodes(seq)]
-            if not decoding:
-                self._left = float("inf")
-            else:
-                self._decoding = self._times.of(self._times.decoding(decoding))
-                self._left = seconds_for_prompts(self._target, self._decoding)
+            self._decoding = self._seconds_to_decode(())
+            nobody = self._decoding == 0.0 and not any(decodes(seq) for seq in self._running)
+            self._left = float("inf") if nobody else seconds_for_prompts(self._target, self._decoding)
         return self._left
+
+    def _seconds_to_decode(self, left_out: Collection[str]) -> float:
+        """What decoding takes of all but these tenants; 0.0 if nobody decodes."""
+        starts = [len(seq.tokens) for seq in self._running if decodes(seq) and seq.request.tenant not in left_out]
+        return self._times.of(self._times.decoding(starts)) if starts else 0.0
 
 
 def seconds_for_prompts(target: float, decoding: float) -> float:

@@ -74,15 +74,24 @@ class FairQueue:
         ]
 
     def givers(self, request: SequenceRequest) -> list[Seq]:
-        """See `WaitingQueue`: of the tenant that holds most of those that were given at least as many tokens."""
+        """See `WaitingQueue`: of the tenant that holds most of those that were given as many tokens, or are level."""
+        others = self._ahead(request)
+        if not others:
+            return []
+        return self._slots.givers(request, max(others, key=lambda of: (self._slots.load(of), of)))
+
+    def crowding(self, request: SequenceRequest) -> frozenset[str]:
+        """See `WaitingQueue`: of those that were given as many tokens, or are level."""
+        return self._slots.above_share(request).intersection(self._ahead(request))
+
+    def _ahead(self, request: SequenceRequest) -> list[str]:
+        """The tenants that run and were given as many tokens as that of `request`, or are level."""
         floor = self._floor()
         own = self._counters.get(request.tenant, floor)
         if request.tenant not in self._waiting:
             own = max(own, floor)
-        others = [of for of in self._slots if of != request.tenant and self._counters.get(of, floor) >= own]
-        if not others:
-            return []
-        return self._slots.givers(request, max(others, key=lambda of: (self._slots.load(of), of)))
+        others = [of for of in self._slots if of != request.tenant]
+        return [of for of in others if self._counters.get(of, floor) + self._level >= own]
 
     def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
         """See `WaitingQueue`: by the turns that their tenants would have in the queue."""

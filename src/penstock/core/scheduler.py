@@ -269,8 +269,7 @@ class Scheduler:
             stall = self._continue_suspect(builder)
         else:
             resting = self._claims.admit(builder)
-            if not builder.newcomers_only:
-                self._continue_running(builder, resting)
+            self._continue_running(builder, resting)
             stall = self._admit(builder) if self._waiting else None
         if self._states is not None:
             self._states.add_checkpoints(builder)
@@ -346,7 +345,7 @@ class Scheduler:
     # ---- planning: those who run
 
     def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
-        """A row for each running sequence, except `resting` and those that have one already.
+        """A row for each running sequence, except `resting` and those that the builder does not take.
 
         Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
         needs to decode.
@@ -354,7 +353,7 @@ class Scheduler:
         if self._restoring is not None:
             self._continue_restoring(builder, resting)
         todo = [(seq, seq.remaining) for seq in self._rows_in_turn() if seq is not resting]
-        todo = [(seq, remaining) for seq, remaining in todo if seq.last_step != builder.step]
+        todo = [(seq, remaining) for seq, remaining in todo if builder.takes(seq)]
         reserved = [remaining for _, remaining in todo].count(1)
         for seq, remaining in todo:
             if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
@@ -374,7 +373,7 @@ class Scheduler:
     def _continue_restoring(self, builder: PlanBuilder, resting: Seq | None) -> None:
         """A row for each running sequence of which stored blocks are to be read."""
         for seq in self._running:
-            if seq.to_restore > 0 and seq is not resting and seq.last_step != builder.step:
+            if seq.to_restore > 0 and seq is not resting and builder.takes(seq):
                 builder.restore(seq, seq.lease)
 
     def _rows_in_turn(self) -> list[Seq]:

@@ -1,9 +1,9 @@
 """Makes room for a tenant that holds few slots: stops sequences of another one that holds many.
 
 The queue says who may take from whom (`core.slot_shares`); this decides whether a claim gets its slot and blocks in
-this plan, and who is stopped for it. Where others would make the step long, a claim has it for itself: else it would
-wait for them twice, as it has waited for the step before. Invariants: nobody is stopped unless the sequence that claims
-is admitted then; of two plans in a row, one at most leaves out whoever runs.
+this plan, and who is stopped for it. Where others would make the step long, tenants that hold more than their share
+have no row in it: else the claim would wait for them twice, as it has waited for the step before. Invariants: nobody is
+stopped unless the sequence that claims is admitted then; nobody is left out of more than `IN_A_ROW` plans in a row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from penstock.core.sequence import Seq
 from penstock.core.steps import PlanBuilder
 from penstock.core.waiting import WaitingQueue
 
-__all__ = ["SlotClaims"]
+__all__ = ["IN_A_ROW", "SlotClaims"]
+
+IN_A_ROW = 4
+"""Plans in a row that may leave a tenant out. Newcomers seldom come closer together than in as many steps."""
 
 
 class SlotClaims:
@@ -51,7 +54,8 @@ class SlotClaims:
         self._in_flight = in_flight
         self._admitter = admitter
         self._preempt = preempt
-        self._apart = -2  # the last step of newcomers only
+        self._last_apart = -1  # the last step that left somebody out
+        self._in_a_row = 0  # how many did up to that one
 
     def would_take(self, request: SequenceRequest) -> bool:
         """Whether `request`, if it were submitted now, would take a slot rather than wait for an end."""
@@ -91,18 +95,23 @@ class SlotClaims:
         stopped = self._to_stop(seq, stoppable)
         if stopped is None:
             return False
+        if not builder.rows and builder.limit is not None:
+            self._leave_out(seq, builder, builder.limit)
         for each in stopped:
             self._preempt(each)
-        if not builder.rows and builder.limit is not None and self._parts(builder.step, builder.limit):
-            builder.newcomers_only = True
-            builder.limit.leave_decoding_out()
-            self._apart = builder.step
         return self._admitter.try_admit(seq, builder, self._admitter.spare()) is None
 
-    def _parts(self, step: int, limit: ChunkLimit) -> bool:
-        """Whether who runs has no row in this step: it had one in the last, and others would take long in this one."""
+    def _leave_out(self, seq: Seq, builder: PlanBuilder, limit: ChunkLimit) -> None:
+        """Give tenants that hold more than their share no row, if the step would be long and it is not too often."""
         prompts = len(self._waiting) > 1 or any(each.remaining > 1 for each in self._running)
-        return step > self._apart + 1 and (prompts or limit.crowded)
+        follows = self._last_apart == builder.step - 1
+        crowding = self._waiting.crowding(seq.request)
+        if not crowding or not (prompts or limit.crowded) or (follows and self._in_a_row == IN_A_ROW):
+            return
+        builder.left_out = crowding
+        limit.leave_out(crowding)
+        self._in_a_row = self._in_a_row + 1 if follows else 1
+        self._last_apart = builder.step
 
     def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
         """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None if all are too few."""

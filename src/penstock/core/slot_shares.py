@@ -47,6 +47,12 @@ class SlotShares:
         seqs = self._running.get(tenant)
         return len(seqs) / seqs[0].request.share if seqs else 0.0
 
+    def above_share(self, taker: SequenceRequest) -> frozenset[str]:
+        """The tenants that hold more than their share of the slots in use, of which the taker has a share too."""
+        shares = {of: seqs[0].request.share for of, seqs in self._running.items()} | {taker.tenant: taker.share}
+        level = sum(map(len, self._running.values())) / sum(shares.values())
+        return frozenset(of for of in self._running if self.load(of) > level)
+
     def givers(self, taker: SequenceRequest, tenant: str) -> list[Seq]:
         """The sequences of `tenant`, youngest first, that may give way to one more of the taker's: see the invariant.
 

@@ -2,13 +2,13 @@
 
 A step's time is taken to be a sum of five parts: for being a step, for each row that decodes, and for each position
 that such a row looks back at; for each position of a chunk, and for each pair of positions that attention joins in
-chunks. Steps that only decode teach the first three, steps with chunks the last two: what remains when the others are
-taken off. A drafted position has a price of its own, learned from steps that decode and have drafts: products of a few
-rows cost little more than those of one, so it depends on how many rows there are. Each part takes a share of the error
-by how much there was of it: the normalised least mean squares rule (Nagumo and Noda 1967; Haykin, "Adaptive Filter
-Theory", chapter 6).
+chunks. All five are learned from every step, by a Kalman filter (Kalman 1960; Haykin, "Adaptive Filter Theory"): it
+knows how sure each part is, so that a step with chunks, whose time could be due to any of them, changes most what is
+least known. Parts change with time: all together, as when somebody else uses the processor, and each a little.
 
-What a draft model takes is learned apart: for each pass through it, and for each position that it computes.
+A drafted position has a price of its own, learned from steps that decode and have drafts: products of a few
+rows cost little more than those of one, so it depends on how many rows there are. What a draft model takes is learned
+apart: for each pass through it, and for each position that it computes.
 
 No clock and no randomness: the same steps and seconds give the same numbers on every machine, by nothing but sums,
 products and quotients. Knows plans, but neither sequences nor what anybody wants of a step.
@@ -22,8 +22,21 @@ from penstock.contract.plan import GuessWork, Row, StepPlan
 
 __all__ = ["Chunks", "Decoding", "StepTimes", "chunk_of"]
 
-_RATE = 0.25
-"""The share of an error that is corrected at once: a quarter follows a change within some ten steps."""
+_NOISE = 0.1
+"""By how much of its time a step usually differs from the sum of its parts."""
+
+_PACE = 0.03
+"""By how much all parts together change from one step to the next: about a quarter of an error is corrected at once."""
+
+_DRIFT = 0.003
+"""By how much each part changes apart from the others."""
+
+_DOUBT = 2.0
+"""How unsure a part is after the first step, and may become at most: by so many times its value."""
+
+_KNOWN = 64
+_SELDOM = 4
+"""After so many steps, one of so many is enough to learn from, of those that take about as long as expected."""
 
 _UNPROVEN = 8
 """Steps after which a single one may no longer surprise: the first ones of a process are slow."""
@@ -58,11 +71,8 @@ class Chunks(NamedTuple):
     pairs: float = 0.0
 
 
-_DECODING = Decoding(1.0, 8.0, 8000.0)
-_CHUNKS = Chunks(1.0, 4000.0)
-"""How much of each is about as dear as one of the first, on processors. This decides who takes which share of an error
-until measurements tell the parts apart; it need not be right."""
-
+_STEP = (*Decoding(1.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
+"""How much of each is about as dear as one of the first, on processors: what is believed after one step."""
 
 _GUESSING = (1.0, 8.0)
 """The same for a draft model's passes and positions."""
@@ -87,19 +97,19 @@ class StepTimes:
         window: see `chunk_of`.
     """
 
-    __slots__ = ("_chunks", "_decoding", "_drafts", "_guessing", "window")
+    __slots__ = ("_drafts", "_guessing", "_steps", "_with_chunks", "window")
 
     def __init__(self, window: int | None = None) -> None:
         self.window = window
         self._drafts: dict[int, _Parts] = {}  # by the number of rows that decode, in powers of two
-        self._decoding = _Parts(_DECODING)
-        self._chunks = _Parts(_CHUNKS)
+        self._steps = _Parts(_STEP)
+        self._with_chunks = 0
         self._guessing = _Parts(_GUESSING)
 
     @property
     def knows_chunks(self) -> bool:
         """Whether a step with a chunk was measured."""
-        return self._chunks.learned > 0
+        return self._with_chunks > 0
 
     def guessing(self, passes: float, positions: float) -> float:
         """Seconds that a draft model takes for these; 0.0 while nothing is known of it."""
@@ -112,7 +122,7 @@ class StepTimes:
 
     def of(self, work: Decoding | Chunks) -> float:
         """Seconds that so much takes; 0.0 while nothing is known of it."""
-        return (self._decoding if isinstance(work, Decoding) else self._chunks).of(work)
+        return self._steps.of((*work, 0.0, 0.0) if isinstance(work, Decoding) else (0.0, 0.0, 0.0, *work))
 
     def decoding(self, starts: list[int]) -> Decoding:
         """What rows take that compute one position each, at `starts`, and draw."""
@@ -143,13 +153,12 @@ class StepTimes:
         starts = [row.start for row in plan.rows if _decodes(row)]
         decoding, chunks = self.decoding(starts), self._chunks_of(plan)
         drafts = float(sum([len(row.drafts) for row in plan.rows]))
-        if chunks.positions:
-            self._chunks.learn(chunks, seconds, self.of(decoding) + drafts * self.draft_price(starts))
-        elif drafts:
+        if drafts and not chunks.positions:
             prices = self._drafts.setdefault(len(starts).bit_length(), _Parts((1.0,)))
             prices.learn((drafts,), seconds, self.of(decoding))
         else:
-            self._decoding.learn(decoding, seconds, 0.0)
+            self._with_chunks += chunks.positions > 0
+            self._steps.learn((*decoding, *chunks), seconds, drafts * self.draft_price(starts))
 
     def _chunks_of(self, plan: StepPlan) -> Chunks:
         positions = pairs = 0.0
@@ -166,13 +175,19 @@ def _decodes(row: Row) -> bool:
 
 
 class _Parts:
-    """Seconds for one of each amount; corrected with every step that tells something of them."""
+    """Seconds for one of each amount: a Kalman filter, whose state drifts and is never negative.
 
-    __slots__ = ("_seconds", "_units", "learned")
+    Args:
+        units: how much of each is about as dear as one of the first. This is believed until measurements tell the parts
+            apart; it need not be right.
+    """
+
+    __slots__ = ("_doubts", "_seconds", "_units", "learned")
 
     def __init__(self, units: tuple[float, ...]) -> None:
         self._units = units
         self._seconds = [0.0] * len(units)
+        self._doubts: list[list[float]] = []  # the covariance of `_seconds`
         self.learned = 0
 
     def of(self, amounts: tuple[float, ...]) -> float:
@@ -180,12 +195,63 @@ class _Parts:
 
     def learn(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
         """A step with these amounts took so long, of which `others` is what other parts are expected to take."""
-        expected = others + self.of(amounts)
+        if not self.learned:
+            self._begin(amounts, seconds, others)
+            self.learned = 1
+            return
+        own = self.of(amounts)
+        expected = others + own
         if self.learned >= _UNPROVEN:
             seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
-        shares = [amount / unit for amount, unit in zip(amounts, self._units, strict=True)]
-        rate = max(_RATE, 1 / (1 + self.learned))
-        error = rate * (seconds - expected) / sum([share * share for share in shares])
-        for index, share in enumerate(shares):
-            self._seconds[index] = max(0.0, self._seconds[index] + error * share / self._units[index])
+        error, noise = seconds - expected, _NOISE * max(seconds, expected)
+        if self.learned < _KNOWN or self.learned % _SELDOM == 0 or abs(error) > noise:
+            self._correct(amounts, own, error, noise)
+            self._drift(self._believed(amounts, seconds))
         self.learned += 1
+
+    def _begin(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
+        """Believe `units`, and doubt every part."""
+        believed = self._believed(amounts, seconds)
+        left = max(0.0, 1.0 - others / seconds)
+        self._seconds = [each * left for each in believed]
+        self._doubts = [[0.0] * len(believed) for _ in believed]
+        for index, each in enumerate(believed):
+            self._doubts[index][index] = (_DOUBT * each) ** 2
+
+    def _believed(self, amounts: tuple[float, ...], seconds: float) -> list[float]:
+        """What one of each would take if `units` were right and these amounts took so many seconds together."""
+        of_first = seconds / sum([amount / unit for amount, unit in zip(amounts, self._units, strict=True)])
+        return [of_first / unit for unit in self._units]
+
+    def _correct(self, amounts: tuple[float, ...], own: float, error: float, noise: float) -> None:
+        """Give each part its share of an error in the time of these amounts, which was expected to be `own`."""
+        parts, pace = self._seconds, _PACE * _PACE
+        shares = [
+            sum([doubt * amount for doubt, amount in zip(row, amounts, strict=True)]) + pace * own * part
+            for row, part in zip(self._doubts, parts, strict=True)
+        ]
+        whole = sum([share * amount for share, amount in zip(shares, amounts, strict=True)]) + noise * noise
+        for share, part, row in zip(shares, parts, self._doubts, strict=True):
+            less, more = share / whole, pace * part
+            of_row = zip(row, parts, shares, strict=True)
+            row[:] = [doubt + more * each - less * other for doubt, each, other in of_row]
+        gain = error / whole
+        self._seconds = [part + gain * share for part, share in zip(parts, shares, strict=True)]
+        if min(self._seconds) < 0.0:
+            self._lift()
+
+    def _drift(self, believed: list[float]) -> None:
+        """Be less sure of each part than before. None becomes so sure of 0 that it stays there."""
+        for index, (part, row) in enumerate(zip(self._seconds, self._doubts, strict=True)):
+            least = max(part, 0.1 * believed[index])
+            if row[index] < (_DOUBT * least) ** 2:
+                row[index] += (_DRIFT * least) ** 2
+
+    def _lift(self) -> None:
+        """Set the lowest part to 0 where it is negative, and what goes with it accordingly; then whatever still is."""
+        lowest = min(range(len(self._seconds)), key=self._seconds.__getitem__)
+        doubts = self._doubts[lowest]
+        if doubts[lowest] > 0.0:
+            back = self._seconds[lowest] / doubts[lowest]
+            self._seconds = [part - back * doubt for part, doubt in zip(self._seconds, doubts, strict=True)]
+        self._seconds = [max(0.0, part) for part in self._seconds]

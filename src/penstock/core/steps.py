@@ -23,7 +23,7 @@ class PlanBuilder:
     Attributes:
         limit: on the time that prompts take; None for none.
         reserved: what is kept of the budget for those who decode and have no row yet.
-        newcomers_only: whether whoever ran before has no row in it.
+        left_out: tenants whose running sequences have no row in it.
         restores: blocks that may still be read from the store.
         stateful: whether the model carries recurrent state, which is read behind the last block of a sequence.
         seqs: whose each row is.
@@ -34,7 +34,7 @@ class PlanBuilder:
     budget: int
     limit: ChunkLimit | None = None
     reserved: int = 0
-    newcomers_only: bool = False
+    left_out: frozenset[str] = frozenset()
     restores: int = 0
     stateful: bool = False
     rows: list[Row] = field(default_factory=list)
@@ -51,6 +51,10 @@ class PlanBuilder:
     def draft_budget(self) -> int:
         """What is left of the token budget for drafts: nothing where a prompt could have used the time."""
         return 0 if self.limit is not None and self.limit.cut else self.budget
+
+    def takes(self, seq: Seq) -> bool:
+        """Whether a running sequence may have a row: it has none yet, and its tenant is not left out."""
+        return seq.last_step != self.step and seq.request.tenant not in self.left_out
 
     def room(self, start: int, remaining: int, reserved: int = 0) -> int:
         """How many of `remaining` positions from `start` on a row may compute; `reserved` of the budget is kept."""

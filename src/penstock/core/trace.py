@@ -46,7 +46,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 14
+TRACE_VERSION = 15
 
 
 @dataclass(frozen=True, slots=True)

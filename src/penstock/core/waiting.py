@@ -88,6 +88,10 @@ class WaitingQueue(Protocol):
         """Running sequences that may be stopped for one more of the tenant of `request`, in the order to do so."""
         ...
 
+    def crowding(self, request: SequenceRequest) -> frozenset[str]:
+        """The tenants that hold more than their share of slots, and may be kept waiting for one of `request`."""
+        ...
+
     def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
         """Running sequences, given by rank, in the order in which their prompts are read."""
         ...
@@ -137,6 +141,10 @@ class OneQueue(SeqList):
     def givers(self, request: SequenceRequest) -> list[Seq]:  # noqa: ARG002
         """See `WaitingQueue`."""
         return []
+
+    def crowding(self, request: SequenceRequest) -> frozenset[str]:  # noqa: ARG002
+        """See `WaitingQueue`."""
+        return frozenset()
 
     def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
         """See `WaitingQueue`."""
