@@ -119,7 +119,7 @@ CHANCES = [0.0, 0.3, 0.6, 0.8, 0.95]
 @pytest.mark.parametrize(
     ("costs", "right", "rows"),
     [
-        pytest.param(costs, right, rows, marks=() if (number + chance + place) % 5 == 0 else pytest.mark.deep)
+        pytest.param(costs, right, rows, marks=() if (number + chance + place) % 10 == 0 else pytest.mark.deep)
         for number, costs in enumerate(COSTS)
         for chance, right in enumerate(CHANCES)
         for place, rows in enumerate((1, 4, 16))
