@@ -3,7 +3,7 @@
 Decides by `core.step_time`: while somebody decodes, a step may take as long as the target says, and prompts get what
 decoding leaves of it. They always get on: by `LEAST` positions at least, and by half the time that decoding takes,
 where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end. Where
-tenants are left out of a step for somebody who takes a slot (`core.slot_claims`), prompts get their time too.
+tenants are left out of a step for somebody who takes a slot (`core.slot_claims`), prompts get the time that they leave.
 
 What a sequence is told does not depend on it: chunks change no answer.
 """
@@ -66,7 +66,7 @@ class ChunkLimit:
         The first prompt may then take a target's time more, if all of it is read so.
         """
         left = self._seconds_left()
-        self._decoding = self._seconds_to_decode(tenants)
+        self._decoding = self._seconds_to_decode(self._starts(tenants))
         self._left = max(left, seconds_for_prompts(self._target, self._decoding))
         self._grace = self._target
 
@@ -105,14 +105,16 @@ class ChunkLimit:
 
     def _seconds_left(self) -> float:
         if self._left is None:
-            self._decoding = self._seconds_to_decode(())
-            nobody = self._decoding == 0.0 and not any(decodes(seq) for seq in self._running)
-            self._left = float("inf") if nobody else seconds_for_prompts(self._target, self._decoding)
+            starts = self._starts(())
+            self._decoding = self._seconds_to_decode(starts)
+            self._left = seconds_for_prompts(self._target, self._decoding) if starts else float("inf")
         return self._left
 
-    def _seconds_to_decode(self, left_out: Collection[str]) -> float:
-        """What decoding takes of all but these tenants; 0.0 if nobody decodes."""
-        starts = [len(seq.tokens) for seq in self._running if decodes(seq) and seq.request.tenant not in left_out]
+    def _starts(self, left_out: Collection[str]) -> list[int]:
+        """How many tokens each sequence has that decodes, but for these tenants."""
+        return [len(seq.tokens) for seq in self._running if decodes(seq) and seq.request.tenant not in left_out]
+
+    def _seconds_to_decode(self, starts: list[int]) -> float:
         return self._times.of(self._times.decoding(starts)) if starts else 0.0
 
 

@@ -75,16 +75,16 @@ class FairQueue:
 
     def givers(self, request: SequenceRequest) -> list[Seq]:
         """See `WaitingQueue`: of the tenant that holds most of those that were given as many tokens, or are level."""
-        others = self._ahead(request)
+        others = self._given_as_much(request)
         if not others:
             return []
         return self._slots.givers(request, max(others, key=lambda of: (self._slots.load(of), of)))
 
     def crowding(self, request: SequenceRequest) -> frozenset[str]:
         """See `WaitingQueue`: of those that were given as many tokens, or are level."""
-        return self._slots.above_share(request).intersection(self._ahead(request))
+        return self._slots.above_share(request).intersection(self._given_as_much(request))
 
-    def _ahead(self, request: SequenceRequest) -> list[str]:
+    def _given_as_much(self, request: SequenceRequest) -> list[str]:
         """The tenants that run and were given as many tokens as that of `request`, or are level."""
         floor = self._floor()
         own = self._counters.get(request.tenant, floor)

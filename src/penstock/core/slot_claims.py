@@ -105,11 +105,12 @@ class SlotClaims:
         """Give tenants that hold more than their share no row, if the step would be long and it is not too often."""
         prompts = len(self._waiting) > 1 or any(each.remaining > 1 for each in self._running)
         follows = self._last_apart == builder.step - 1
-        crowding = self._waiting.crowding(seq.request)
-        if not crowding or not (prompts or limit.crowded) or (follows and self._in_a_row == IN_A_ROW):
+        if not (prompts or limit.crowded) or (follows and self._in_a_row == IN_A_ROW):
             return
-        builder.left_out = crowding
-        limit.leave_out(crowding)
+        builder.left_out = self._waiting.crowding(seq.request)
+        if not builder.left_out:
+            return
+        limit.leave_out(builder.left_out)
         self._in_a_row = self._in_a_row + 1 if follows else 1
         self._last_apart = builder.step
 
