@@ -125,9 +125,22 @@ def test_a_started_worker_takes_the_first_order(pool):
     assert pool.ask(["pid", 0], SECONDS) == started[0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_a_worker_is_of_low_priority_from_its_first_instruction(pool):
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    expected = min(19, max(ours, 10))
+    assert pool.ask(["niceness", 0], SECONDS) == [expected, expected]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == ours
+
+
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(pool):
     pool.start()
-    assert os.getsid(pool.pids[0]) != os.getsid(0)
+    assert os.getpgid(pool.pids[0]) != os.getpgrp()
+
+
+def test_a_worker_is_of_our_session_within_which_its_priority_counts(pool):
+    pool.start()
+    assert os.getsid(pool.pids[0]) == os.getsid(0)
 
 
 def test_a_pool_that_is_closed_ends_its_workers_busy_ones_too(pool):

@@ -85,7 +85,6 @@ def _fork_as_told(connection: Connection[messages.Order], order: messages.Order)
                 with connection.take_socket() as stream:
                     pid = _fork(connection)
                     if pid == 0:
-                        os.setsid()
                         connection.close()
                         return Connection(socket.socket(fileno=stream.detach()), messages.Order)
             case messages.Reap(pid):

@@ -36,7 +36,7 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
         memory_bytes: address space that answering may take, beyond what there is once `begin` is done.
     """
     threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
-    os.nice(NICENESS)
+    os.nice(max(0, NICENESS - os.nice(0)))  # where the thread that started this process could not be of low priority
     try:
         answer = begin(json.loads(sys.stdin.buffer.readline()))
         _limit_memory(memory_bytes)
