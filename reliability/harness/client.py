@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
     seconds: float = 600.0,
+    leaves_after: float = math.inf,
 ) -> Answer:
     """Send a request (a POST with a JSON body; a GET without) and read its answer to the end; raises nothing of it.
 
@@ -112,13 +114,20 @@ async def ask(
         headers: beside those that every request has.
         on_event: called with each event of a stream as it comes.
         seconds: after which an answer that has not ended counts as hung.
+        leaves_after: seconds after the first event of a stream at which the client leaves.
     """
     answer = Answer(sent=now())
+
+    def hear(event: Event) -> None:
+        if len(answer.events) == 1 and leaves_after < math.inf:
+            limit.reschedule(asyncio.get_running_loop().time() + leaves_after)
+        on_event(event)
+
     try:
-        async with asyncio.timeout(seconds):
-            await _exchange(url, path, body, headers, on_event, answer)
+        async with asyncio.timeout(seconds) as limit:
+            await _exchange(url, path, body, headers, hear, answer)
     except TimeoutError:
-        answer.broken = f"no end within {seconds:g} s"
+        answer.broken = f"no end within {now() - answer.sent:.0f} s"
     except (OSError, h11.RemoteProtocolError) as error:
         answer.broken = f"{type(error).__name__}: {error}"
     answer.ended = now()

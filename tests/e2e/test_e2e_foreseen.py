@@ -70,8 +70,10 @@ def test_no_answer_differs_and_steps_are_saved(default_model, plain, memory):
 
 
 def test_the_form_is_named_as_who_guessed_and_is_often_right(default_model):
-    """How far a guess goes depends on measured times, so its end may be wrong on a busy machine; by chance, one token in
-    49,152 is right."""
+    """How far a guess goes depends on measured times, so its end may be wrong on a busy machine.
+
+    By chance, one token in 49,152 is right.
+    """
     with LLM(str(default_model), kv_cache_memory=50_000_000) as llm:
         llm.generate(PROMPTS[0], ASKED[0], use_tqdm=False)
         drafts = dict(llm._engine.measurements().drafts)

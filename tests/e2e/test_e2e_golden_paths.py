@@ -1,13 +1,14 @@
 """Every family through the real scheduler and runner: whatever way a request takes, it gets transformers' tokens.
 
 One prompt alone, ragged prompts together, long prompts in chunks, prompts found in the prefix cache, and sequences that
-are preempted and recomputed: 64 greedy tokens each, in float32.
+are preempted and recomputed: the same greedy tokens, in float32.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -24,8 +25,11 @@ from penstock.core import Scheduler
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import StateStore
+from penstock.nn.reference import ReferenceExecutor
 
 COUNT = 64
+"""Tokens of an answer; of a checkpoint in short, fewer."""
+SHORT_COUNT = 24
 GREEDY = SamplingSpec((("temperature", 0.0),))
 IN_SHORT = [
     *("gpt2", "llama", "mistral", "gemma2", "phi3", "qwen3_moe", "gpt_oss"),
@@ -34,15 +38,14 @@ IN_SHORT = [
 """Families of every kind of attention, experts and states: what the others have, these have too."""
 
 FAMILIES = [
-    pytest.param(
-        (family, variant),
-        id=f"{family}-{variant}",
-        marks=[pytest.mark.deep] if place or family not in IN_SHORT else [],
-    )
-    for family, variants in VARIANTS.items()
-    for place, variant in enumerate(variants)
+    *(pytest.param((name, VARIANTS[name][0], SHORT_COUNT), id=f"{name}-in-short") for name in IN_SHORT),
+    *(
+        pytest.param((name, variant, COUNT), id=f"{name}-{variant}", marks=pytest.mark.deep)
+        for name, variants in VARIANTS.items()
+        for variant in variants
+    ),
 ]
-"""A checkpoint of each family in short in `make test`; the others in `make test-deep`."""
+"""A checkpoint of some families in `make test`; all of all in `make test-deep`."""
 
 WINDOWED = {
     ("mistral", "all_to_one_small_window"),
@@ -71,6 +74,7 @@ class Bench:
         caching: bool = True,
         checkpoints: int = 64,
         interval: int = 20,
+        count: int = COUNT,
     ) -> None:
         longest = model.shape.max_positions if window else min(model.shape.max_positions, num_blocks * block_size)
         self.config = SchedulerConfig(
@@ -92,6 +96,7 @@ class Bench:
         states.fill_with_nan()
         states = states if model.program.states else None
         self.runner = TorchRunner(model, kv, seqs, longest, SystemClock(), model.backend, states=states)
+        self.count = count
         self.submitted = 0
         self.cached: dict[str, int] = {}
         self.resumed: list[tuple[int, int]] = []  # of each admission after a preemption: tokens, cached positions
@@ -105,7 +110,7 @@ class Bench:
             self.submitted += 1
             answers[name] = []
             self.scheduler.submit(
-                SequenceRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=COUNT))
+                SequenceRequest(name, tuple(prompt), sampling=GREEDY, stop=StopRules(max_tokens=self.count))
             )
         while self.scheduler.has_work:
             if self.scheduler.stats.steps in preempt_before:
@@ -139,89 +144,90 @@ def draw_prompts(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     return [[draw.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def walked(request, tmp_path_factory):
-    """What `golden` is, and transformers' answers."""
-    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)
-    model = load_model(directory)
-    room = model.shape.max_positions - COUNT
-    prompts = draw_prompts(model.shape.vocab_size, [min(length, room) for length in (1, 7, 16, 90)])
-    answers = [Bench(model).run([prompt])[0] for prompt in prompts]
-    theirs = [reference_greedy(directory, *each) for each in zip(prompts, answers, strict=True)]
-    return model, prompts, answers, theirs
-
-
-@pytest.fixture
-def golden(walked):
+@dataclass(frozen=True)
+class Golden:
     """A model, prompts of four lengths that fit its context beside the answer, and the answers that each gets alone."""
-    return walked[:3]
+
+    model: ReferenceExecutor
+    prompts: list[list[int]]
+    answers: list[list[int]]
+    theirs: list[list[int]]
+    count: int
+
+    def bench(self, **options) -> Bench:
+        return Bench(self.model, count=self.count, **options)
 
 
-def test_alone(walked):
-    _, _, answers, theirs = walked
-    assert [len(answer) for answer in answers] == [COUNT] * 4
-    assert answers == theirs
+@pytest.fixture(scope="module", params=FAMILIES)
+def golden(request, tmp_path_factory) -> Golden:
+    family, variant, count = request.param
+    directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), family, variant)
+    model = load_model(directory)
+    room = model.shape.max_positions - count
+    prompts = draw_prompts(model.shape.vocab_size, [min(length, room) for length in (1, 7, 16, 90)])
+    answers = [Bench(model, count=count).run([prompt])[0] for prompt in prompts]
+    theirs = [reference_greedy(directory, *each) for each in zip(prompts, answers, strict=True)]
+    return Golden(model, prompts, answers, theirs, count)
+
+
+def test_alone(golden):
+    assert [len(answer) for answer in golden.answers] == [golden.count] * 4
+    assert golden.answers == golden.theirs
 
 
 def test_together_and_ragged(golden):
-    model, prompts, expected = golden
-    assert Bench(model, block_size=5).run(prompts) == expected
+    assert golden.bench(block_size=5).run(golden.prompts) == golden.answers
 
 
 def test_in_chunks_mixed_with_decoding(golden):
-    model, prompts, expected = golden
-    bench = Bench(model, tokens=6, seqs=4)
-    assert bench.run(prompts) == expected
+    bench = golden.bench(tokens=6, seqs=4)
+    assert bench.run(golden.prompts) == golden.answers
     assert bench.largest_row <= 6
 
 
 def test_after_a_prefix_hit(golden):
-    model, prompts, expected = golden
-    bench = Bench(model, block_size=4)
-    bench.run(prompts)
-    assert bench.run(prompts) == expected
-    for name, prompt in enumerate(prompts):
-        hit = bench.cached[str(len(prompts) + name)]
+    bench = golden.bench(block_size=4)
+    bench.run(golden.prompts)
+    assert bench.run(golden.prompts) == golden.answers
+    for name, prompt in enumerate(golden.prompts):
+        hit = bench.cached[str(len(golden.prompts) + name)]
         assert hit == (len(prompt) - 1) // 4 * 4
 
 
 def test_after_forced_preemption(golden):
-    model, prompts, expected = golden
-    longest = max(len(prompt) for prompt in prompts) + COUNT
-    bench = Bench(model, num_blocks=longest // 4 + 6, block_size=4)
-    assert bench.run(prompts * 2) == expected * 2
+    longest = max(len(prompt) for prompt in golden.prompts) + golden.count
+    bench = golden.bench(num_blocks=longest // 4 + 6, block_size=4)
+    assert bench.run(golden.prompts * 2) == golden.answers * 2
     assert bench.scheduler.stats.preemptions > 0
 
 
 def test_after_a_hit_in_the_middle_of_a_checkpoint_interval(golden):
     """A turn is edited: the state is that of the last checkpoint before, and of the branch itself the next time."""
-    model, prompts, expected = golden
-    long, tail = prompts[-1], prompts[-1][50:]
+    long, tail = golden.prompts[-1], golden.prompts[-1][50:]
     changed = [*long[:45], *tail]
-    whole = Bench(model).run([changed])
-    bench = Bench(model, block_size=4, interval=16)
-    assert bench.run([long]) == expected[-1:]
+    whole = golden.bench().run([changed])
+    bench = golden.bench(block_size=4, interval=16)
+    assert bench.run([long]) == golden.answers[-1:]
     assert bench.run([changed]) == whole
-    assert bench.cached["1"] == (32 if model.program.states else 44)
+    assert bench.cached["1"] == (32 if golden.model.program.states else 44)
     assert bench.run([changed]) == whole
     assert bench.cached["2"] == (len(changed) - 1) // 4 * 4
 
 
 def test_whether_all_layers_forget_is_known_of_every_model(golden, request):
-    model, prompts, _ = golden
-    forgets = model.program.window is not None and model.program.window < len(prompts[-1]) + COUNT
-    assert forgets == (request.node.callspec.params["walked"] in WINDOWED)
+    window = golden.model.program.window
+    forgets = window is not None and window < len(golden.prompts[-1]) + golden.count
+    assert forgets == (request.node.callspec.params["golden"][:2] in WINDOWED)
 
 
-@pytest.mark.parametrize("walked", [each for each in FAMILIES if each.values[0] in WINDOWED], indirect=True)
+@pytest.mark.parametrize("golden", [each for each in FAMILIES if each.values[0][:2] in WINDOWED], indirect=True)
 def test_with_only_the_blocks_that_a_window_sees(golden):
     """Blocks that were left behind are given back, and overwritten with NaN here."""
-    model, prompts, expected = golden
-    options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": model.program.window, "caching": False}
-    need = Bench(model, **options).config.most_blocks(model.shape.max_positions)
-    assert need < (len(prompts[-1]) + COUNT) // 4
-    bench = Bench(model, num_blocks=need, **options)
-    assert [bench.run([prompt])[0] for prompt in prompts] == expected
+    options = {"block_size": 4, "tokens": 8, "seqs": 1, "window": golden.model.program.window, "caching": False}
+    need = golden.bench(**options).config.most_blocks(golden.model.shape.max_positions)
+    assert need < (len(golden.prompts[-1]) + golden.count) // 4
+    bench = golden.bench(num_blocks=need, **options)
+    assert [bench.run([prompt])[0] for prompt in golden.prompts] == golden.answers
     assert bench.scheduler.stats.preemptions == 0
 
 
