@@ -65,10 +65,10 @@ def tiny_gpt2(tmp_path_factory):
 @pytest.mark.parametrize(
     ("quantization", "kv"),
     [
-        *(("file", "auto"), ("int4", "auto"), ("int8", "int8")),
+        ("file", "auto"),
         *(
             pytest.param(*each, marks=pytest.mark.deep)
-            for each in (("none", "auto"), ("int8", "auto"), ("auto", "int8"))
+            for each in (("none", "auto"), ("int8", "auto"), ("auto", "int8"), ("int4", "auto"), ("int8", "int8"))
         ),
     ],
 )
@@ -83,7 +83,7 @@ def test_float32_is_exact(default_model):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "auto"), ("int8", "int8")])
+@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "int8"), ("int4", "auto")])
 def test_a_family_with_layer_norms_and_learned_positions_is_exact(tiny_gpt2, quantization, kv, dtype):
     served = EngineConfig(model=str(tiny_gpt2), dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
     check(profile(served, BUDGET))

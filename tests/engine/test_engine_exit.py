@@ -58,7 +58,7 @@ print("left alone", bench.engine.scheduler.num_running)
 """
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.013, 0.029, 0.05])
+@pytest.mark.parametrize("pause", [0.013, *(pytest.param(each, marks=pytest.mark.deep) for each in (0.0, 0.029, 0.05))])
 def test_an_engine_that_was_left_alone_is_stopped_before_the_interpreter_ends(pause):
     """A thread that asks for Python's lock after that would be unwound through C++, which ends the process."""
     command = [sys.executable, "-c", LEFT_ALONE, str(pause)]

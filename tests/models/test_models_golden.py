@@ -10,7 +10,7 @@ from tiny_encoders import ENCODERS
 from penstock.models.families import families
 from penstock.nn.dense import DenseAttention
 
-PROMPT_LENGTH, NEW_TOKENS = 12, 64
+PROMPT_LENGTH = 12
 TOLERANCE = 1e-4
 
 
@@ -55,10 +55,11 @@ def test_logits_of_every_position_are_those_of_transformers(checkpoint):
     torch.testing.assert_close(logits, reference_logits(checkpoint, token_ids), atol=TOLERANCE, rtol=0)
 
 
-def test_greedy_tokens_with_kept_keys_and_values_are_those_of_transformers(checkpoint):
+@pytest.mark.parametrize("count", [20, pytest.param(64, marks=pytest.mark.deep)])
+def test_greedy_tokens_with_kept_keys_and_values_are_those_of_transformers(checkpoint, count):
     model = load_model(checkpoint)
     prompt = sequence(model.shape.vocab_size, PROMPT_LENGTH)
-    tokens = greedy(model, prompt, NEW_TOKENS)
+    tokens = greedy(model, prompt, count)
     assert tokens == reference_greedy(checkpoint, prompt, tokens)
     assert len(set(tokens)) > 3  # a model stuck on one token would agree with almost anything
 

@@ -186,7 +186,12 @@ def compiles(fields):
 
 @pytest.mark.parametrize(
     ("fields", "compiled"),
-    [(each, way) for each in (*FIELDS, *TOGETHER) for way in (True, False) if compiles(each) or not way],
+    [
+        pytest.param(each, way, marks=pytest.mark.deep if compiles(each) and not way else ())
+        for each in (*FIELDS, *TOGETHER)
+        for way in (True, False)
+        if compiles(each) or not way
+    ],
     ids=str,
 )
 def test_20_000_draws_look_as_the_definitions_say(fields, compiled):

@@ -113,7 +113,9 @@ def test_parts_do_not_depend_on_the_cut(answer, cuts, parallel, splits):
 
 
 @pytest.mark.parametrize("tools", [FREE, STRICT], ids=["free", "strict"])
-def test_every_cut_into_three_gives_the_same_parts(tools):
+@pytest.mark.parametrize("lengths", [5, pytest.param(1, marks=pytest.mark.deep)])
+def test_every_cut_into_three_gives_the_same_parts(tools, lengths):
+    """Every first cut; every length of the second piece, or every fifth."""
     answer = f'{THOUGHT}{START}{TO_WEATHER}{{"city": "a \\"}}{{ é"}}<|call|>{START}{FINAL}<|return|>'
 
     def told(*pieces: str):
@@ -128,7 +130,7 @@ def test_every_cut_into_three_gives_the_same_parts(tools):
     assert whole[0] == ["The user asks.", "It rains."]
     assert whole[3] == len(THOUGHT)
     for first in range(len(answer) + 1):
-        for second in range(first, len(answer) + 1):
+        for second in range(first, len(answer) + 1, lengths):
             assert told(answer[:first], answer[first:second], answer[second:]) == whole
 
 

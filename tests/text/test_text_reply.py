@@ -261,7 +261,9 @@ def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
 
 @pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral", "json"])
 @pytest.mark.parametrize("tools", [FREE, STRICT], ids=["free", "strict"])
-def test_every_cut_into_three_gives_the_same_calls_at_the_same_places(form, tools):
+@pytest.mark.parametrize("lengths", [5, pytest.param(1, marks=pytest.mark.deep)])
+def test_every_cut_into_three_gives_the_same_calls_at_the_same_places(form, tools, lengths):
+    """Every first cut; every length of the second piece, or every fifth."""
     opening, closing = {
         "hermes": ("So.\n<tool_call>\n", "\n</tool_call>\nDone"),
         "llama3_json": ("<|python_tag|>", "; " + R),
@@ -284,7 +286,7 @@ def test_every_cut_into_three_gives_the_same_calls_at_the_same_places(form, tool
     assert whole[1][0].name == "weather"
     assert json.loads(whole[1][0].arguments) == {"city": 'a "}{ é', "days": 1}
     for first in range(len(answer) + 1):
-        for second in range(first, len(answer) + 1):
+        for second in range(first, len(answer) + 1, lengths):
             assert read(answer[:first], answer[first:second], answer[second:]) == whole
 
 
