@@ -1,8 +1,8 @@
 """From the queue to a slot, blocks and a first row.
 
-Decides whether a waiting sequence fits: a slot, budget, blocks, and nobody who computes its prefix at this moment. The
-queue says whose turn it is. Invariant: an admission leaves a block for each running sequence that may outgrow its
-lease, else the newcomer would be preempted a few steps later, with its work thrown away.
+Decides whether a waiting sequence fits. It needs a slot, token budget and blocks, and no running sequence may be
+computing its prefix. The queue says whose turn it is. Invariant: an admission leaves one block for each running
+sequence that may outgrow its lease; otherwise the newcomer would be preempted a few steps later and its work lost.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class Admitter:
         return sum(self._may_grow(seq) for seq in self._running)
 
     def lacking(self, seq: Seq) -> int:
-        """How many blocks an admission of `seq` lacks; none if it is 0 or less."""
+        """How many blocks are missing to admit `seq`; 0 or less if there are enough."""
         keys = () if seq.request.fresh_prompt else seq.chain.keys
         quote = self._pool.quote(keys, len(seq.tokens))
         return quote.need + self.spare() - quote.have
 
     def admit_in_order(self, builder: PlanBuilder) -> Stall | None:
-        """Admit from the queue while there is room; says why its head, if any is left, was not admitted.
+        """Admit from the queue while there is room. Returns why the head of the queue, if any, was not admitted.
 
-        A head that lacks blocks may be passed by smaller ones, `max_bypasses` times in all; then all wait for it. Who
-        waits for a shared prefix is passed freely: the blocks come with the next commit.
+        Smaller sequences may pass a head that lacks blocks, `max_bypasses` times in all; then everybody waits for it.
+        A sequence that waits for a shared prefix may be passed freely: its blocks come with the next commit.
         """
         lacking = 0
         head: Seq | None = None  # the first that lacks blocks
@@ -94,7 +94,7 @@ class Admitter:
         return first_stall
 
     def try_admit(self, seq: Seq, builder: PlanBuilder, spare: int) -> Stall | None:
-        """Give `seq` a slot, blocks and a row, or say what it waits for; then nothing has changed.
+        """Give `seq` a slot, blocks and a row; or return what it waits for and change nothing.
 
         `spare` blocks are still available afterwards.
         """
@@ -114,7 +114,7 @@ class Admitter:
         return None
 
     def held_up(self, seq: Seq, builder: PlanBuilder) -> Stall | None:
-        """What `seq` waits for even where there are a slot and blocks: budget, or a prefix that is being computed."""
+        """What `seq` waits for when a slot and blocks are free: token budget, or a prefix that is being computed."""
         keys, known = () if seq.request.fresh_prompt else seq.chain.keys, len(seq.tokens)
         least = known if self._config.looks_ahead else 1
         budget = builder.prompt_budget

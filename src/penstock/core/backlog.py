@@ -1,7 +1,7 @@
-"""What stands before a newcomer: how long reading it takes, and how many sequences have to end first.
+"""What is ahead of a newcomer: how long it takes to read, and how many sequences must end first.
 
-An estimate from the present state and from `core.step_time`; nothing is decided and nothing changed here. It counts
-prompts that are known to be cached as read, and takes what runs to go on as it is: who is aborted makes it shorter.
+An estimate from the present state and from `core.step_time`; decides and changes nothing. Prompts known to be cached
+count as read. Running sequences are assumed to go on; an abort makes the wait shorter than estimated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Backlog(NamedTuple):
     """What has to happen before a sequence that comes now is begun.
 
     Attributes:
-        seconds: until all prompts before its own are read; 0.0 while nothing is known of how long that takes.
-        ends: sequences that have to end first, since they have the slots or the blocks that it needs.
+        seconds: until all prompts before its own are read; 0.0 while step times are unknown.
+        ends: sequences that must end first because they hold the slots or blocks that it needs.
     """
 
     seconds: float
@@ -77,7 +77,7 @@ def _reading(config: SchedulerConfig, times: StepTimes, unread: list[tuple[int, 
 
 
 def _ends(config: SchedulerConfig, pool: BlockPool, running: int, ahead: Sequence[Seq], num_tokens: int) -> int:
-    """How many have to end until slots and blocks suffice; each gives back as many blocks as they hold on average."""
+    """How many sequences must end until slots and blocks suffice, if each gives back the average number of blocks."""
     lacking = running + len(ahead) + 1 - config.max_num_seqs
     blocks = pool.blocks_for(num_tokens) + sum(pool.blocks_for(len(seq.tokens)) for seq in ahead) - pool.available
     if blocks > 0 and running:

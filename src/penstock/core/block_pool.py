@@ -17,17 +17,17 @@ from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 __all__ = ["BlockPool", "Lease", "Quote"]
 
 _GONE = 0
-"""Stands for a block that a window has left, in a lease that never held it."""
+"""Placeholder in a lease for a block that the window had already left before the lease began."""
 
 
 class Lease:
     """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; read by whoever holds it.
 
     Attributes:
-        blocks: block ids in order of position; the first `left` are not owned any more.
-        cached: how many leading blocks came out of the prefix cache, KV and all.
+        blocks: block ids in order of position; the first `left` are no longer owned.
+        cached: how many leading blocks came from the prefix cache, with their KV.
         sealed: how many leading blocks are full and will never be written again; at least `cached`.
-        left: how many leading blocks were given back, since no position to come sees them.
+        left: how many leading blocks were given back because no later position sees them.
         released: whether it has ended.
         era: the pool's cache era in which it began; see `BlockPool.reset_prefix_cache`.
         checkpoint: the slot of the recurrent state after the cached blocks; -1 where there is none.
@@ -69,9 +69,9 @@ class BlockPool:
         block_size: positions that each holds.
         caching: whether full blocks can be found again.
         window: see `SchedulerConfig.window`.
-        most: blocks that a lease begins with at the most; it is extended later. None for all that its tokens need.
-        checkpoints: where recurrent state is kept; a prefix is then found only as far as a state is. None for models
-            that carry none.
+        most: the most blocks a lease begins with; it is extended later. None for as many as its tokens need.
+        checkpoints: where recurrent state is kept; a prefix then ends at the last kept state. None for models
+            without recurrent state.
 
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
@@ -107,7 +107,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that hold nothing of use."""
+        """Blocks that hold nothing."""
         return len(self._free)
 
     @property
@@ -136,11 +136,11 @@ class BlockPool:
     def acquire(self, keys: Sequence[bytes], num_tokens: int, spare: int = 0) -> Lease | None:
         """Lease blocks for `num_tokens` known tokens: the longest cached prefix, and new blocks for the rest.
 
-        With a window, only what is seen of the prefix must be there and is held, and new blocks are as many as a step
-        needs at least.
+        With a window, only the visible part of the prefix must be present and is held, and no more new blocks are
+        taken than one step needs.
 
-        At least one position is left to compute, and it lies in a block of the lease's own: a fully cached sequence
-        gets its last block anew rather than write into one that others read.
+        At least one position is left to compute, in a block that only this lease holds: a fully cached sequence gets a
+        new last block instead of writing into one that others read.
 
         Args:
             keys: of the sequence's full blocks, in order; more than the tokens fill are ignored.
@@ -165,11 +165,11 @@ class BlockPool:
         return lease
 
     def present(self, keys: Sequence[bytes], num_tokens: int) -> int:
-        """How many leading blocks of `num_tokens` known tokens are there, whether or not a state is."""
+        """How many leading blocks of `num_tokens` known tokens are cached, whether or not a recurrent state is."""
         return len(self._match(keys, num_tokens, with_state=False))
 
     def extend(self, lease: Lease, count: int) -> bool:
-        """Append `count` new blocks to the lease, or, where there are too few, change nothing and say False."""
+        """Append `count` new blocks to the lease. Returns False and changes nothing if there are too few."""
         self._require_live(lease)
         if count > self.available:
             return False
@@ -191,8 +191,8 @@ class BlockPool:
     def seal(self, lease: Lease, index: int, key: bytes) -> None:
         """Declare block number `index` of the lease full and final, and let others find it under `key`.
 
-        Where another block already has the key (two sequences computed the same), a held one keeps it and ours stays
-        private; one that nobody holds yields it, since ours will be the more recently used.
+        If another block already has the key (two sequences computed the same tokens), a held block keeps it and ours
+        stays private; an unheld one loses it to ours, which is used more recently.
 
         Raises:
             EngineFault: blocks are not sealed in order, each once.
@@ -237,7 +237,7 @@ class BlockPool:
             self._drop(block)
 
     def freed_by(self, lease: Lease, keys: Set[bytes]) -> int:
-        """How many blocks the lease's end frees at least, not counting those of `keys`: whoever asks shares them."""
+        """How many blocks the lease frees at least when it ends, without those of `keys`, which the caller shares."""
         return sum(self._holders[block] == 1 and self._keys.get(block) not in keys for block in lease.held)
 
     def reset_prefix_cache(self) -> None:
@@ -303,9 +303,9 @@ class BlockPool:
     def _match(self, keys: Sequence[bytes], num_tokens: int, with_state: bool = True) -> list[int]:
         """The cached blocks of the longest prefix that can be continued, and leaves a position to compute.
 
-        All of its blocks must be there, or, with a window, its last one and all that the next position sees. In the
-        place of a block that is gone stands a number that nobody reads. Where a model carries state, and `with_state`,
-        the prefix ends in a checkpoint too.
+        All of its blocks must be there, or, with a window, its last one and all that the next position sees. A block
+        that is gone is replaced by a number that nobody reads. If the model carries state and `with_state` is set, the
+        prefix also ends at a checkpoint.
         """
         states = self._checkpoints if with_state else None
         wanted = keys[: (num_tokens - 1) // self.block_size]

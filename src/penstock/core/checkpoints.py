@@ -1,4 +1,4 @@
-"""Where recurrent state is kept beside the prefix cache, and which of it is forgotten first.
+"""Checkpoints of recurrent state beside the prefix cache, and which of them is forgotten first.
 
 Decides which checkpoint slot is handed out next. Does not know sequences or what a state is; the keys are those of the
 block that a checkpoint ends (`block_keys`). Invariants, verified by `Checkpoints.check`: every slot is free, pending or
@@ -47,22 +47,22 @@ class Checkpoints:
         return frozenset(self._pending)
 
     def restore(self, key: bytes) -> int:
-        """The slot of the state under `key`, which is there; nobody else gets it before `unpin`."""
+        """The slot of the state under `key`, which must exist; it is not reused before `unpin`."""
         self._index.move_to_end(key)
         self._pinned.add(key)
         self.restored += 1
         return self._index[key]
 
     def unpin(self) -> None:
-        """The plan that restores what was pinned is made: plans behind it may write there."""
+        """The plan that restores the pinned states has been made; later plans may write to their slots."""
         self._pinned.clear()
 
     def slot_of(self, key: bytes) -> int:
-        """The slot of the state that can be found under `key`; -1 where none can."""
+        """The slot of the state under `key`; -1 if there is none."""
         return self._index.get(key, NO_CHECKPOINT)
 
     def touch(self, key: bytes) -> None:
-        """Note that the state under `key`, which is there, is of use."""
+        """Mark the state under `key`, which must exist, as just used."""
         self._index.move_to_end(key)
 
     def demote(self, key: bytes) -> None:
@@ -71,7 +71,7 @@ class Checkpoints:
             self._index.move_to_end(key, last=False)
 
     def take(self) -> int:
-        """A slot to write to, pending from now on; forgets a state for it if need be. -1 where none can be had."""
+        """A slot to write to, pending from now on; forgets a state for it if necessary. -1 if no slot can be had."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -83,7 +83,7 @@ class Checkpoints:
         return slot
 
     def keep(self, key: bytes, slot: int) -> None:
-        """A pending slot is written: let it be found. Where another has the key, that one stays, being the same."""
+        """A pending slot has been written: let it be found. If another has the key, that one stays: it is the same."""
         self._end_pending(slot)
         if key in self._index:
             self._index.move_to_end(key)
@@ -92,7 +92,7 @@ class Checkpoints:
             self._index[key] = slot
 
     def give_back(self, slot: int) -> None:
-        """A pending slot is of no use."""
+        """A pending slot is no longer needed."""
         self._end_pending(slot)
         self._free.append(slot)
 

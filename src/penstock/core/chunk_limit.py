@@ -1,11 +1,11 @@
-"""How much of prompts a step reads, so that whoever decodes gets its next token in time.
+"""How many prompt tokens a step reads, so that decoding sequences get their next token in time.
 
-Decides by `core.step_time`: while somebody decodes, a step may take as long as the target says, and prompts get what
-decoding leaves of it. They always get on: by `LEAST` positions at least, and by half the time that decoding takes,
-where decoding alone is near the target or beyond it. Where nobody decodes, nobody waits for the step to end. Where
-tenants are left out of a step for somebody who takes a slot (`core.slot_claims`), prompts get the time that they leave.
+Decides by `core.step_time`. While any sequence decodes, a step should take no longer than the target, and prompts get
+the time that decoding leaves. Prompts always advance: by at least `LEAST` positions, and, when decoding alone is near
+the target or above it, for half the time that decoding takes. Without decoding sequences there is no limit. If tenants
+are left out of a step for a newcomer (`core.slot_claims`), prompts get the time that they would have used.
 
-What a sequence is told does not depend on it: chunks change no answer.
+No answer depends on this: the size of chunks changes no token.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.core.step_time import StepTimes, chunk_of
 __all__ = ["LEAST", "ChunkLimit", "chunk_limit", "decodes", "seconds_for_prompts"]
 
 LEAST = 16
-"""Positions of a prompt that a step reads whatever they take. With fewer, most of the step is the step itself."""
+"""Positions of a prompt that a step reads, however long they take. With fewer, fixed costs dominate the step."""
 
 
 def chunk_limit(config: SchedulerConfig, times: StepTimes, running: Iterable[Seq]) -> ChunkLimit | None:
-    """The limit of the next plan; None where steps have no target, or prompts cannot be parted."""
+    """The limit of the next plan; None if steps have no target or prompts cannot be split."""
     if not config.step_target_ms or config.looks_ahead:
         return None
     return ChunkLimit(times, config.step_seconds, running)
@@ -35,8 +35,8 @@ class ChunkLimit:
     Args:
         times: what steps take.
         target: seconds that the step should take at most.
-        running: all sequences that hold a slot; looked at when the first prompt asks for time, so that a plan in which
-            everybody decodes costs nothing.
+        running: all sequences that hold a slot; read only when the first prompt asks for time, so that a plan without
+            prompts costs nothing.
 
     Attributes:
         cut: whether a prompt got less than it could have computed.
@@ -61,9 +61,9 @@ class ChunkLimit:
         return 2 * self._decoding > self._target
 
     def leave_out(self, tenants: Collection[str]) -> None:
-        """Sequences of these have no row in this step, so there is more time for prompts. To be called before `take`.
+        """These tenants have no rows in this step, which leaves more time for prompts. Call before `take`.
 
-        The first prompt may then take a target's time more, if all of it is read so.
+        The first prompt may then take one more target's time if that is enough to read all of it.
         """
         left = self._seconds_left()
         self._decoding = self._seconds_to_decode(self._starts(tenants))
@@ -72,11 +72,11 @@ class ChunkLimit:
 
     @property
     def spent(self) -> bool:
-        """Whether the time is over for prompts that have none of it yet."""
+        """Whether no time is left for further prompts."""
         return self._taken and self._seconds_left() < self._times.of(chunk_of(0, LEAST, self._times.window))
 
     def fit(self, start: int, wanted: int) -> int:
-        """How many of `wanted` positions from `start` on the step may compute; 0 where the time is over."""
+        """How many of `wanted` positions from `start` on the step may compute; 0 if no time is left."""
         left = self._seconds_left()
         if left == float("inf"):
             return wanted
@@ -111,7 +111,7 @@ class ChunkLimit:
         return self._left
 
     def _starts(self, left_out: Collection[str]) -> list[int]:
-        """How many tokens each sequence has that decodes, but for these tenants."""
+        """How many tokens each decoding sequence has, except those of these tenants."""
         return [len(seq.tokens) for seq in self._running if decodes(seq) and seq.request.tenant not in left_out]
 
     def _seconds_to_decode(self, starts: list[int]) -> float:
@@ -119,10 +119,10 @@ class ChunkLimit:
 
 
 def seconds_for_prompts(target: float, decoding: float) -> float:
-    """What a step that should take `target` seconds has for prompts beside decoding, which takes `decoding`."""
+    """The seconds for prompts in a step that should take `target` seconds and decodes for `decoding` seconds."""
     return max(target - decoding, decoding / 2)
 
 
 def decodes(seq: Seq) -> bool:
-    """Whether somebody has a token of this sequence and waits for the next one."""
+    """Whether the client has received a token of this sequence and waits for the next one."""
     return len(seq.tokens) > len(seq.request.prompt) and seq.remaining <= 1

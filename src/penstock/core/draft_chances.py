@@ -1,8 +1,7 @@
 """How often guesses turn out right: by drafter and evidence, of all sequences and of each.
 
-A guess is judged by the tokens that were drawn at its places, as far as there are any, whether a step computed it as a
-draft or not; so a sequence whose guesses are wrong costs no time, and is found out when they get right. Old judgements
-fade.
+A guess is compared with the tokens that were drawn at its positions, whether or not a step computed it as a draft. So a
+sequence with wrong guesses costs no time, and better guesses are noticed. Old judgements fade.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from penstock.contract.plan import Draft
 __all__ = ["MODEL", "DraftChances", "Judgements", "judge"]
 
 MODEL = "model"
-"""What the draft model is called among those who guess."""
+"""Name of the draft model among the drafters."""
 
 
 class _Learning(NamedTuple):
     """How fast opinions change.
 
     Attributes:
-        right: tokens that count as right before any was judged,
-        judged: of so many.
-        fade: what is left of a judgement after the next one of its kind.
-        trust: how many judgements of a sequence's own count as much as what is known of all sequences.
+        right: tokens that count as right before any was judged.
+        judged: tokens that count as judged before any was.
+        fade: the weight of a judgement after the next one of its kind.
+        trust: how many of a sequence's own judgements weigh as much as all that is known of other sequences.
     """
 
     right: float
@@ -35,17 +34,17 @@ class _Learning(NamedTuple):
 
 
 _TEXT = _Learning(right=1.0, judged=2.0, fade=0.95, trust=2.0)
-"""Of what repeats: some twenty guesses count, since a text begins to repeat and ceases to."""
+"""For repetitions: about twenty guesses count, because a text starts and stops repeating."""
 
 _SMALL_MODEL = _Learning(right=6.0, judged=8.0, fade=0.98, trust=16.0)
-"""Of the draft model, which guesses as well here as there. It is expected to be good: somebody chose it."""
+"""For the draft model, whose quality varies little. It is expected to be good: the operator chose it."""
 
 _MOST = 0.98
-"""No guess is taken to be surer: a long one would cost all the time there is."""
+"""The highest chance of any guess; at 1.0 a long guess would take all of a step's time."""
 
 
 class Judgements:
-    """Right and wrong tokens of guesses, by kind. Of one sequence; or of `everyone`, where something is expected."""
+    """Right and wrong tokens of guesses by kind: of one sequence, or of `everyone`, who start with an expectation."""
 
     __slots__ = ("_everyone", "_kinds")
 

@@ -1,8 +1,8 @@
-"""How many of the guessed tokens a step computes: as many as bring more tokens a second than the step does without.
+"""How many guessed tokens a step computes: as many as increase its tokens per second.
 
-A drafted position costs time, and brings a token with the chance that it and all drafts before it are right. Time is
-what `core.step_time` learned, chances what `core.draft_chances` did. Both are inputs of the scheduler or follow from
-them, so a recorded run decides the same again.
+A drafted position costs time, and yields a token with the probability that it and all drafts before it are right. Times
+come from `core.step_time`, probabilities from `core.draft_chances`. Both follow from inputs of the scheduler, so the
+replay of a recorded run decides the same.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from math import inf
 __all__ = ["DELAY", "Offer", "draft_lengths"]
 
 DELAY = 0.25
-"""By how much of its time a step may get longer for the drafts of some rows while others have none: these would wait,
-and gain nothing."""
+"""The fraction by which drafts of some rows may lengthen a step while other rows have none: those would wait for
+nothing."""
 
 
 Offer = Sequence[float]
-"""A guess: for each token the chance that it is right if those before it are, below 1."""
+"""For each token of a guess, the probability that it is right if the tokens before it are; below 1."""
 
 
 def draft_lengths(
@@ -27,16 +27,15 @@ def draft_lengths(
 ) -> list[int]:
     """How many tokens of each offer are worth their time, the likeliest first.
 
-    With a price that does not depend on how many there are, the best set is that of all drafts which bring more for
-    their time than the step as a whole brings then.
+    If every draft costs the same, the best set holds all drafts that yield more per second than the step as a whole.
 
     Args:
-        offers: of different rows.
-        rows: that draw a token in any case, those with offers among them.
-        seconds: the step takes without drafts; 0.0 where nothing is known yet.
+        offers: one for each row that has a guess.
+        rows: all rows that draw a token, with and without offers.
+        seconds: time of the step without drafts; 0.0 if unknown.
         price: seconds that one more drafted position takes.
         budget: most drafts in all.
-        target: seconds that a step with drafts may take; whoever reads a stream sees how long each takes.
+        target: seconds that a step with drafts may take, since readers of streams see the pause.
     """
     counts = [0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]

@@ -1,7 +1,7 @@
-"""Drafts in a plan: whose next row could carry some, and how many a row carries.
+"""Drafts in a plan: which rows may carry drafts, and how many.
 
-Drafts take what is left: they never displace a row, an admission or a block that somebody may need. Knows nothing of
-who guesses; learns how often a guess is right, and what a draft costs.
+Drafts take what is left: they never displace a row, an admission or a block that another sequence may need. This file
+does not know the drafters; it learns how often their guesses are right and what a draft costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.steps import PlanBuilder
 __all__ = ["Drafting"]
 
 _MOST = 32
-"""Tokens of a guess that are looked at."""
+"""The most tokens of a guess that are considered."""
 
 
 class Drafting:
@@ -36,7 +36,7 @@ class Drafting:
         times: what steps take.
 
     Attributes:
-        guessing: what the draft model is to do; None where there is none.
+        guessing: decides what the draft model does; None without a draft model.
     """
 
     __slots__ = ("_chances", "_config", "_pool", "_times", "guessing")
@@ -61,14 +61,14 @@ class Drafting:
                 yield Draftable(seq.id, seq.tokens, most, prompt, salt, seq.foreseen)
 
     def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
-        """Let rows carry drafts, as far as they are worth their time, and budget and blocks are left.
+        """Add drafts to rows, as far as they are worth their time and budget and blocks are left.
 
-        Of two guesses for a sequence the one that is likely to bring more is taken. Nothing is drafted from a stop id
-        on: what follows it is never wanted, and who watches a row (a grammar) need not know how to go on past its end.
+        Of two guesses for a sequence, the one with more expected tokens is taken. A draft ends before a stop id:
+        nothing after it is wanted, and a grammar need not know how to go on past its end.
 
         Args:
             builder: holds all rows of the plan.
-            drafts: beside what the draft model offered; of several for a sequence, each stands behind the one before.
+            drafts: guesses of other drafters than the draft model; several for one sequence follow each other.
             spare: blocks that must still be available afterwards.
         """
         given: dict[str, Guess] = {}
@@ -93,9 +93,9 @@ class Drafting:
             self.guessing.add(builder, spare)
 
     def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> list[DraftsJudged]:
-        """Learn from what a row drew how good the guesses for it were; says so of each part that the row carried.
+        """Learn from the drawn tokens how good the guesses were. Returns a judgement of each part that the row carried.
 
-        To be called before the drawn tokens are appended.
+        Call before the drawn tokens are appended.
         """
         guesses, seq.guesses = seq.guesses, ()
         judged: list[DraftsJudged] = []
@@ -112,20 +112,20 @@ class Drafting:
         return judged
 
     def _ranked(self, seq: Seq, *guesses: Guess) -> tuple[Guess, ...]:
-        """The guesses for a sequence that are none at all left out, those that are likely to bring more first."""
+        """The guesses for a sequence without empty ones, the one with the most expected tokens first."""
         there = [guess for guess in guesses if guess]
         if len(there) > 1:
             there.sort(key=lambda guess: -sum(accumulate(self._chances_of(seq, guess), mul)))
         return tuple(there)
 
     def _chances_of(self, seq: Seq, guess: Guess) -> list[float]:
-        """For each token of a guess, the chance that it is right if those before it are."""
+        """For each token of a guess, the probability that it is right if the tokens before it are."""
         return [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
 
     def _add_found(
         self, builder: PlanBuilder, found: Sequence[tuple[int, tuple[int, ...]]], offers: Sequence[Offer], spare: int
     ) -> None:
-        """Let rows carry what was `found` for them, by their number, as far as that is worth its time."""
+        """Add what was `found` (row number, tokens) to the rows, as far as it is worth its time."""
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
         drawing = [row.sample for row in builder.rows].count(True)
         seconds = price = 0.0
@@ -136,7 +136,7 @@ class Drafting:
             self._add_to_row(builder, index, tokens[:wanted], spare)
 
     def _add_to_row(self, builder: PlanBuilder, index: int, tokens: tuple[int, ...], spare: int) -> None:
-        """Let row number `index` carry as many of `tokens` as there are blocks for."""
+        """Add as many of `tokens` to row number `index` as there are blocks for."""
         row, seq, pool = builder.rows[index], builder.seqs[index], self._pool
         end, blocks = row.start + row.count, len(seq.lease.blocks)
         room = (blocks + max(0, pool.available - spare)) * pool.block_size - end

@@ -1,9 +1,9 @@
 """Waiting sequences of several tenants, in the order that gives each tenant its share.
 
 Virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models", algorithm 2): each tenant has a
-counter of what was computed for it, and the one with the smallest goes first. A tenant that comes back after a pause
-begins no lower than those that wait, so that nobody saves up. What the prefix cache gave costs nothing. Of tenants that
-are level, the one goes first that runs least: so tenants that flood hold equal slots, and need not take any.
+counter of what was computed for it, and the one with the smallest goes first. A tenant that returns after a pause
+starts no lower than those that wait, so that nobody can save up. Cached tokens cost nothing. Among level tenants, the
+one with the fewest running sequences goes first: so tenants that flood hold equal numbers of slots.
 
 Decides order only. Invariant: the same calls in the same order give the same order of sequences.
 """
@@ -22,17 +22,17 @@ from penstock.core.waiting import QueuePart, QueueParts
 __all__ = ["GENERATED_WEIGHT", "FairQueue"]
 
 GENERATED_WEIGHT = 2
-"""A generated token counts as so many of a prompt, as in the paper: it takes a step of its own."""
+"""A generated token counts as this many prompt tokens, as in the paper: it takes a step of its own."""
 
 _MANY = 64
-"""Counters that are kept without a look at who needs one."""
+"""Number of counters above which unneeded ones are dropped."""
 
 
 class FairQueue:
     """Sequences that wait, tenant by tenant in order of arrival, and the tenants' counters: one for each API key.
 
     Args:
-        level: counters that differ by no more than this from the least are level.
+        level: counters within this distance of the lowest are level with it.
     """
 
     __slots__ = ("_counters", "_last", "_level", "_slots", "_waiting")
@@ -158,7 +158,7 @@ class FairQueue:
         self._charge(seq, seq.computed)
 
     def _charge(self, seq: Seq, upto: int, free: int = 0) -> None:
-        """Count the leading `upto` positions of `seq` that were not counted yet, but for the first `free`."""
+        """Charge the leading `upto` positions of `seq` that were not charged yet, except the first `free`."""
         begin = max(seq.charged, free)
         if upto <= begin:
             return
@@ -168,11 +168,11 @@ class FairQueue:
         self._counters[tenant] = self._counters.get(tenant, self._floor()) + cost
 
     def _floor(self) -> float:
-        """Where a tenant begins that comes back."""
+        """The counter with which a returning tenant starts."""
         return min(self._counters.get(each, 0.0) for each in self._waiting or (self._last,))
 
     def _forget(self) -> None:
-        """Drop counters of tenants that would begin at the floor anyhow: there is no end to names."""
+        """Drop the counters of tenants that would start at the floor anyway, since the number of names is unbounded."""
         floor = self._floor()
         self._counters = {
             each: count

@@ -1,12 +1,10 @@
-"""What the draft model is to do in a step: whose answers it catches up with, and how many tokens it guesses for them.
+"""What the draft model does in a step: which sequences it follows, and how many tokens it guesses for each.
 
-It guesses when a step has drawn, and the next step computes what it guessed. A guess takes time before anybody knows
-whether it is right: `draft_lengths` weighs what the large model computes, and here is weighed what the small one does.
-Knows neither of them: what a pass and a position take is learned by `core.step_time`, how often guesses are right by
-`core.draft_chances`.
+It guesses after a step has drawn its tokens, and the next step computes the guesses. `draft_lengths` decides whether
+they are worth the large model's time; this file decides whether they are worth the draft model's. `core.step_time`
+learns what a pass and a position take, `core.draft_chances` how often guesses are right.
 
-Where guesses do not pay, none are wanted, but for one now and then: a hundredth of the time is spent on finding out
-whether they would.
+While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would.
 """
 
 from __future__ import annotations
@@ -26,32 +24,32 @@ from penstock.core.steps import PlanBuilder
 __all__ = ["Guessing"]
 
 _MOST = 8
-"""Tokens of a guess. Each takes a pass, and is right only if all before it are."""
+"""The most tokens of a guess. Each takes a pass, and is right only if all before it are."""
 
 _PROBES = 0.01
-"""The share of the time that goes into guesses which are not expected to pay."""
+"""The share of the time for guesses that are not expected to pay."""
 
 _SAVED = 0.05
-"""Seconds of it that can be saved up, and that are there at the beginning, when nothing is known."""
+"""Seconds of that time that can be saved up; also the initial amount."""
 
 _FEW = 16
-"""Positions that the draft model may catch up with in any step."""
+"""Positions that the draft model may catch up on in any step."""
 
 _LEVEL = 4
-"""Positions by which it may be behind a sequence that it follows: no time is reckoned for them."""
+"""Positions by which it may be behind a sequence without counting their time."""
 
 
 class _Candidate(NamedTuple):
-    """A row behind which something could be guessed.
+    """A row for which tokens could be guessed.
 
     Attributes:
         at: the number of the row in the plan.
-        chance: that a guessed token is right if those before it are.
-        most: tokens that can be of use.
+        chance: that a guessed token is right if the ones before it are.
+        most: the most tokens that could be used.
         lag: known positions that the draft model has not computed.
-        behind: the same when the row has drawn, at most.
-        share: how many of them one guess must pay for: what is left of an answer is taken to be as long as what there
-            is, so catching up is shared by as many guesses.
+        behind: the same after the row has drawn, at most.
+        share: how many of them one guess must pay for. The rest of an answer is assumed to be as long as what there
+            is, so catching up is divided by as many guesses.
     """
 
     at: int
@@ -82,7 +80,7 @@ class Guessing:
         self._allowance = _SAVED  # seconds for guesses that may not pay
 
     def add(self, builder: PlanBuilder, spare: int) -> None:
-        """Say behind which rows the draft model is to guess, as far as blocks are left.
+        """Order guesses of the draft model for rows, as far as blocks are left.
 
         Args:
             builder: holds all rows of the plan, with their drafts.
@@ -125,10 +123,10 @@ class Guessing:
             yield _Candidate(index, chance, most, seq.lag, seq.lag + drafts + 1, share)
 
     def _worth(self, found: Sequence[_Candidate], drawing: list[int]) -> dict[int, int]:
-        """How many tokens to guess, by place in `found`: another pass as long as it brings more for its time.
+        """How many tokens to guess, by place in `found`: one more pass as long as it yields more tokens per second.
 
-        As with `draft_lengths`, what the step as a whole brings is the measure; a pass takes the time of the draft
-        model, and what the large model takes for the same positions in the next step.
+        The step as a whole is the measure, as in `draft_lengths`. A pass costs the draft model's time, and the large
+        model's time for the same positions in the next step.
         """
         seconds = self._times.of(self._times.decoding(drawing))
         each_pass, each = self._times.guessing(1, 0), self._times.guessing(0, 1)
@@ -158,7 +156,7 @@ class Guessing:
     def _order(
         self, builder: PlanBuilder, found: Sequence[_Candidate], counts: dict[int, int], drawing: int, spare: int
     ) -> None:
-        """Have `counts` tokens guessed; who is far behind catches up first, over several steps."""
+        """Order `counts` guesses. A sequence that is far behind catches up first, over several steps."""
         budget = self._catching_up(builder, drawing)
         for place in sorted(counts):
             one = found[place]
@@ -170,7 +168,7 @@ class Guessing:
             budget -= min(late, budget)
 
     def _catching_up(self, builder: PlanBuilder, drawing: int) -> int:
-        """Positions that the draft model may compute before it guesses: in the time of a step, or of a part of one."""
+        """Positions that the draft model may compute before it guesses, in the time of a step or of a part of one."""
         most = self._config.max_num_batched_tokens
         each = self._times.guessing(0, 1)
         if not each:
@@ -179,7 +177,7 @@ class Guessing:
         return min(most, max(_FEW, int(seconds * (1.0 if drawing == 1 else DELAY) / each)))
 
     def _probe(self, builder: PlanBuilder, found: Sequence[_Candidate], spare: int) -> None:
-        """One token for one row, if what was saved up pays for it; for nothing while nobody knows what it takes."""
+        """Order one token for one row, if the saved time pays for it. While its cost is unknown, it is free."""
         one = min(found, key=lambda each: (each.behind, each.at))
         follow = min(one.behind, self._catching_up(builder, 2))
         cost = self._times.guessing(1, follow)
@@ -188,7 +186,7 @@ class Guessing:
             self._order_row(builder, one.at, follow, int(follow == one.behind), spare)
 
     def _order_all(self, builder: PlanBuilder, found: Sequence[_Candidate], spare: int) -> None:
-        """Every length and every row, for whoever wants to see that nothing depends on guesses."""
+        """Order guesses of every length for every row, to test that no answer depends on them."""
         budget = self._config.max_num_batched_tokens
         for one in found:
             follow = min(one.behind, budget)
@@ -198,9 +196,9 @@ class Guessing:
                 self._order_row(builder, one.at, follow, wanted, spare)
 
     def _order_row(self, builder: PlanBuilder, index: int, follow: int, guesses: int, spare: int) -> None:
-        """Have up to `guesses` tokens guessed behind row number `index`, as many as there are blocks for.
+        """Order up to `guesses` tokens after row number `index`, as many as there are blocks for.
 
-        The draft model computes the token that is drawn last, and all that it guesses but the last.
+        The draft model computes the last drawn token and all guesses except the last.
         """
         row, seq, pool = builder.rows[index], builder.seqs[index], self._pool
         end, blocks = row.start + row.count, len(seq.lease.blocks)

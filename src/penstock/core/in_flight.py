@@ -1,6 +1,6 @@
-"""The steps that were planned and are not committed yet, and what they still use.
+"""Steps that are planned and not yet committed, and what they still use.
 
-Decides in which order results are taken, and when the blocks and the slot of a sequence that left are free: once no
+Decides in which order results are taken, and when the blocks and the slot of a departed sequence become free: once no
 plan in flight has a row of it. Changes neither pool nor sequences. Invariant: steps are committed in the order in which
 they were planned.
 """
@@ -21,7 +21,7 @@ __all__ = ["Departed", "InFlight", "InFlightStep"]
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A plan that is being computed, and whose each of its rows is, under which lease."""
+    """A plan in flight, with the sequence and the lease of each of its rows."""
 
     plan: StepPlan
     seqs: tuple[Seq, ...]
@@ -30,7 +30,7 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """What a sequence held that left while a plan in flight has a row of it; `last_step` is the last such plan."""
+    """What a departed sequence held while plans in flight have rows of it; `last_step` is the last such plan."""
 
     last_step: int
     lease: Lease
@@ -45,7 +45,7 @@ class InFlight:
 
     Attributes:
         next_step: the number of the plan that is made next.
-        departed: what sequences held that left too early to give it back.
+        departed: what departed sequences held that cannot be given back yet.
     """
 
     __slots__ = ("_depth", "_steps", "departed", "next_step")
@@ -66,7 +66,7 @@ class InFlight:
 
     @property
     def horizon(self) -> int:
-        """The first step that can be in flight when blocks are handed out next: what was used before it is free."""
+        """The first step that may be in flight when blocks are handed out next; what earlier steps used is free."""
         eldest = self._steps[0].plan.step if self._steps else self.next_step
         return max(eldest, self.next_step - self._depth + 1)
 
@@ -89,7 +89,7 @@ class InFlight:
         self.next_step += 1
 
     def match(self, plan: StepPlan, result: StepResult) -> tuple[InFlightStep, list[RowResult | None]]:
-        """The eldest step, of which `result` is to come, and what came of each of its rows.
+        """The eldest step and the result of each of its rows.
 
         Raises:
             EngineFault: `plan` is not the eldest, or `result` cannot be its.
@@ -113,7 +113,7 @@ class InFlight:
         self._steps.popleft()
 
     def everyone(self) -> dict[Seq, bool]:
-        """Who has rows in steps in flight, and whether they still run under the lease of each."""
+        """The sequences with rows in steps in flight, and whether each still runs under the lease of that row."""
         pairs = [pair for step in self._steps for pair in zip(step.seqs, step.leases, strict=True)]
         return {seq: all(seq.holds(lease) for other, lease in pairs if other is seq) for seq, _ in pairs}
 
@@ -122,11 +122,11 @@ class InFlight:
         self._steps.clear()
 
     def keep(self, seq: Seq) -> None:
-        """`seq` leaves while a plan uses it: keep its lease and its slot until `let_go` brings them."""
+        """`seq` leaves while a plan uses it: keep its lease and its slot until `let_go` returns them."""
         self.departed.append(Departed(seq.last_step, seq.lease, seq.slot))
 
     def let_go(self) -> list[Departed]:
-        """What no plan in flight uses any more of those that left; forgotten here from now on."""
+        """What departed sequences held and no plan in flight uses any more; forgotten here from now on."""
         if not self.departed:  # the usual case, once a step
             return []
         horizon = self.horizon

@@ -1,4 +1,4 @@
-"""Who is about to compute which block, so that nobody computes it twice.
+"""Which running sequence will compute which block, so that no block is computed twice.
 
 Every full block of a running sequence's known tokens that is not computed yet is pending. A waiting sequence that needs
 such a block next waits until it is settled: sealed, or given up because its maker leaves. Decides nothing else.
@@ -36,7 +36,7 @@ class PendingBlocks:
         return count
 
     def make(self, seq: Seq, keys: Iterable[bytes]) -> None:
-        """`seq` will compute these blocks. Where another computes one already, it stays that one's."""
+        """`seq` will compute these blocks, except those that another sequence is computing already."""
         for key in keys:
             self.makers.setdefault(key, seq)
 

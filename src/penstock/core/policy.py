@@ -1,7 +1,7 @@
-"""In which order sequences are served, and lists that keep it.
+"""The order in which sequences are served, and lists that keep it.
 
-Decides order only, never whether somebody fits. Invariant: a rank orders any two sequences in one way, so a plan never
-depends on anything but its inputs.
+Decides order only, never whether a sequence fits. Invariant: no two ranks are equal, so a plan depends on nothing but
+its inputs.
 """
 
 from __future__ import annotations

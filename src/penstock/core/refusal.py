@@ -1,7 +1,7 @@
 """What the scheduler refuses at submission, and why.
 
-Decides whether a request can ever be served by this configuration. Knows nothing of the present load: whoever passes
-here will be served in the end.
+Decides whether this configuration can ever serve a request, whatever the present load: a request that passes here will
+be served in the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _refuse_unusable(request: SequenceRequest, config: SchedulerConfig) -> None:
 
 
 def _refuse_unpoolable(request: SequenceRequest, spec: EmbeddingSpec) -> None:
-    """Whatever was computed earlier cannot be pooled any more, and nothing is generated after a prompt."""
+    """Refuse what cannot be embedded: pooling needs every position computed, and no token is generated."""
     if request.stop.max_tokens != 0:
         raise InvalidParameter("max_tokens", f"must be 0 where a prompt is embedded, got {request.stop.max_tokens}")
     if not spec.pooling.takes_cached and not request.fresh_prompt:

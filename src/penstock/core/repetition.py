@@ -1,4 +1,4 @@
-"""Whether generated tokens have run into a loop: the same few, over and over, at the end."""
+"""Whether generated tokens end in a loop: the same few tokens, over and over."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""KV blocks that lie outside memory: which are to be saved, and how many are read instead of computed.
+"""KV blocks outside memory: which ones to save, and how many to read instead of computing them.
 
-Decides whether reading is worth its time, by what reading took so far and what computing would take (`core.step_time`),
-and how much one step reads. Does not know where blocks are stored; that some are is told (`Scheduler.note_stored`), and
-may turn out to be wrong: then they are computed. Invariant: what is to be saved is sealed, and keeps its block until
-the next plan is made.
+Decides whether reading is worth its time, from measured reads and the estimated time to compute (`core.step_time`), and
+how much one step reads. Does not know where blocks are stored. `Scheduler.note_stored` says that some are; if they turn
+out to be gone, they are computed. Invariant: what is to be saved is sealed and keeps its block until the next plan.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from penstock.core.step_time import StepTimes, chunk_of
 __all__ = ["SOUGHT_AHEAD", "Restoring"]
 
 SOUGHT_AHEAD = 8
-"""Waiting sequences whose blocks are looked for at once: those that may be admitted soon."""
+"""Number of waiting sequences, those that may be admitted soon, whose blocks are looked for at once."""
 
 _STEPS_ALONE = 4
-"""What one step reads while nobody decodes: as many positions as so many steps compute."""
+"""While no sequence decodes, a step reads as many positions as this many steps compute."""
 
 _SHARE = 0.5
-"""Of a step's target, what reading may take while somebody decodes."""
+"""The share of a step's target that reading may take while any sequence decodes."""
 
 _RATE = 0.25
 """The share of an error that is corrected at once, as in `core.step_time`."""
 
 _TRY_AGAIN = 16
-"""Of so many restores that did not seem worth their time, one is done: disks get faster too."""
+"""One of this many restores is done although it does not seem worth its time: disks may have become faster."""
 
 
 class Restoring:
     """What the scheduler knows of stored blocks. Owned by it.
 
     Attributes:
-        sought_tokens: positions that nobody had in memory, and that were looked for.
+        sought_tokens: positions that were not in memory and were looked for in the store.
         restored_tokens: positions that were read.
     """
 
@@ -61,7 +60,7 @@ class Restoring:
         return bool(self._saves or self._state_saves)
 
     def sealed(self, seq: Seq, index: int) -> None:
-        """Block number `index` of `seq` was sealed: let the next plan save it, unless it was read, or is not found."""
+        """Block number `index` of `seq` was sealed: let the next plan save it, unless it was read from the store."""
         keys, size = seq.chain.keys, self._config.block_size
         block = seq.lease.blocks[index]
         if index * size < seq.restore_end or self._pool.key_of(block) != keys[index]:
@@ -92,12 +91,12 @@ class Restoring:
         return saves
 
     def forget(self) -> None:
-        """Nothing of what was to be saved is there any more."""
+        """Everything that was to be saved is gone."""
         self._saves.clear()
         self._state_saves.clear()
 
     def begin(self, seq: Seq) -> None:
-        """`seq` was admitted: let it be restored as far as its blocks are stored, where that is worth the time."""
+        """`seq` was admitted: restore it as far as its blocks are stored, if that is worth the time."""
         size = self._config.block_size
         end = min(seq.stored, (len(seq.tokens) - 1) // size) * size  # a position is left to compute
         if end > seq.computed and self._is_worth_it(seq.computed, end - seq.computed):
@@ -117,7 +116,7 @@ class Restoring:
     def learn(
         self, plan: StepPlan, result: StepResult, results: Sequence[RowResult | None]
     ) -> tuple[StepPlan, StepResult]:
-        """Take in what reading brought and took; what remains is what the step computed, and how long that took."""
+        """Learn from what was read and how long it took. Returns what the step computed, and how long that took."""
         size, count = self._config.block_size, 0
         for row, of_row in zip(plan.rows, results, strict=True):
             if row.stored:

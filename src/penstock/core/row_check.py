@@ -1,6 +1,6 @@
-"""Whether what a runner says of a row can have come of it.
+"""Whether a runner's result can belong to its row.
 
-Decides that from the row and its sequence's request alone. A result that cannot is a bug of ours, and no caller's.
+Decides from the row and its sequence's request alone. A result that cannot is our bug, never a caller's.
 """
 
 from __future__ import annotations

@@ -2,21 +2,21 @@
 
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 
-There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has `computed` of them, and catches up.
-Where tokens look ahead (`config.looks_ahead`), it does so in one step, or waits until a whole step is free for it.
-Whoever runs goes on first, in policy order; then the queue is admitted from (`core.admitter`). Under `fair`, a tenant
-that may take another's slot is admitted before that (`core.slot_claims`). When blocks run out, the youngest running
-sequence gives up its blocks and recomputes later, so the eldest always gets on and everything ends.
+There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, has computed `computed` of them, and
+catches up. If its tokens look ahead (`config.looks_ahead`), it does so in one step, and waits until a whole step is
+free. Running sequences go first, in policy order; then the queue is admitted (`core.admitter`). Under `fair`, a tenant
+that may take another's slot is admitted before them (`core.slot_claims`). When blocks run out, the youngest running
+sequence gives up its blocks and recomputes later, so the eldest always advances and everything ends.
 
-Up to `config.depth` plans may be in flight: planned and not committed. What such a plan reads or writes is given to
-nobody else. Drafts take what is left: they never displace a row, an admission or a block that somebody may need.
+Up to `config.depth` plans may be in flight: planned and not committed. Blocks and slots that such a plan uses go to
+nobody else. Drafts take what is left: they never displace a row, an admission or a block that a sequence may need.
 
-A step that fails as a whole ends nobody: all wait again with their tokens, and those who had a row in it are computed
-one by one until it is known which of them makes steps fail (`core.suspects`).
+A step that fails as a whole ends no sequence: all of them wait again with their tokens, and those with a row in it are
+computed one by one until it is known which of them makes steps fail (`core.suspects`).
 
-How long a step took is told with its result; from that follows how much of prompts the next ones read while somebody
-decodes (`core.chunk_limit`). It does not know what a token means or how anything is computed: no clock, no randomness,
-no I/O. The same inputs give the same plans. Invariants: see `check`.
+Each result says how long its step took. From that follows how many prompt tokens the next steps read while any sequence
+decodes (`core.chunk_limit`). The scheduler does not know what a token means or how anything is computed: it has no
+clock, no randomness and no I/O. The same inputs give the same plans. Invariants: see `check`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Scheduler:
 
     @property
     def can_plan_ahead(self) -> bool:
-        """Whether one more plan may be made while others are in flight, and is likely to compute something."""
+        """Whether one more plan may be made now, and is likely to compute something."""
         if self._suspects or not self._in_flight.has_room:
             return False
         return any(seq.remaining for seq in self._running) or bool(self._waiting and self._free_slots)
@@ -133,7 +133,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that do not: new ones and preempted ones."""
+        """Sequences without a slot: new and preempted ones."""
         return len(self._waiting)
 
     @property
@@ -143,12 +143,12 @@ class Scheduler:
 
     @property
     def given_back(self) -> int:
-        """Blocks that sequences gave back while they ran, since the start: their window had left them."""
+        """Blocks that running sequences gave back since the start because their window had left them."""
         return self._pool.given_back
 
     @property
     def restored(self) -> int:
-        """How often a sequence went on from a checkpoint of its recurrent state, since the start."""
+        """How often a sequence continued from a checkpoint of its recurrent state, since the start."""
         return 0 if self._states is None else self._states.restored
 
     @property
@@ -169,15 +169,15 @@ class Scheduler:
         )
 
     def queue_part(self, tenant: str) -> QueuePart:
-        """What waits in a tenant's part of the queue."""
+        """A tenant's part of the queue."""
         return self._waiting.part_of(tenant)
 
     def queue_parts(self) -> QueueParts:
-        """What waits in every tenant's part of it. Costs all that waits."""
+        """Every tenant's part of the queue. Takes time in proportion to its length."""
         return self._waiting.parts()
 
     def backlog(self, request: SequenceRequest) -> Backlog:
-        """What has to happen before `request`, if it were submitted now, is begun. Costs all that waits."""
+        """What must happen before `request` begins, if submitted now. Takes time in proportion to the queue."""
         ahead = self._waiting.before(request, self._rank(request, self._submitted))
         backlog = backlog_of(self.config, self._times, self._pool, list(self._running), ahead, len(request.prompt))
         return backlog._replace(ends=0) if self._claims.would_take(request) else backlog
@@ -205,17 +205,17 @@ class Scheduler:
     def abort(self, seq_id: str, reason: FinishReason = FinishReason.ABORT, message: str = "") -> tuple[SeqEvent, ...]:
         """End a sequence now, whatever it is doing; an unknown id is no error and yields nothing.
 
-        Between `plan` and `commit` too: its row is computed for nothing and the result ignored.
+        Also between `plan` and `commit`: then its row is computed in vain and the result ignored.
         """
         seq = self._seqs.get(seq_id)
         return () if seq is None else (self._finish(seq, Finished(seq_id, reason, message=message)),)
 
     def unsought(self) -> list[tuple[str, int, tuple[bytes, ...]]]:
-        """Who may be admitted next and waits for its blocks to be looked for: id, blocks in memory, keys of the others.
+        """Sequences that may be admitted next, whose blocks should be looked for: id, blocks in memory, missing keys.
 
-        Each is named once while it waits, and nothing is decided by it. What is found is to be told by `note_stored`,
-        where nothing is lacking too: memory may have forgotten it when they are admitted. Nobody is named while
-        suspects are computed alone: what they make fail may be the reading.
+        Each is named once while it waits; this decides nothing. Report what was found with `note_stored`, even if no
+        key was missing: memory may have forgotten blocks by the time of admission. None are named while suspects are
+        computed alone, since reading may be what fails.
         """
         if self._restoring is None or self._suspects or not self._waiting:
             return []
@@ -224,13 +224,13 @@ class Scheduler:
         return [of for of in unsought if of[1] or of[2]]
 
     def note_stored(self, seq_id: str, blocks: int) -> None:
-        """So many leading blocks of a waiting sequence are in memory or stored; they may be gone when they are read."""
+        """These leading blocks of a waiting sequence are in memory or stored; they may be gone when they are read."""
         seq = self._seqs.get(seq_id)
         if seq is not None and self._restoring is not None:
             seq.stored = blocks
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached KV, but for what was saved. Running sequences keep theirs but share it no more."""
+        """Forget all cached KV except what was saved. Running sequences keep theirs but no longer share it."""
         if self._restoring is not None:
             self._restoring.forget()
         self._pool.reset_prefix_cache()
@@ -242,7 +242,7 @@ class Scheduler:
     def draftable(self) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts.
 
-        None where the model carries state, which cannot be taken back over drafts that were wrong, and none while
+        None if the model carries recurrent state, which cannot be rolled back after wrong drafts, and none while
         suspects are computed alone.
         """
         if self._states is not None or self._suspects:
@@ -253,8 +253,7 @@ class Scheduler:
         """Decide the next step.
 
         Args:
-            drafts: of several for a sequence, each stands behind the one before; whatever cannot be used of them is
-                left out.
+            drafts: guesses of the next tokens; several for one sequence follow each other. Unusable parts are left out.
 
         Raises:
             EngineFault: `config.depth` plans have not been committed.
@@ -282,7 +281,7 @@ class Scheduler:
         return step.plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> tuple[SeqEvent, ...]:
-        """Take in what a plan brought: new tokens, full blocks, ends. Events come in the order of the plan's rows.
+        """Apply the result of a plan: new tokens, full blocks, ends. Events come in the order of the plan's rows.
 
         Raises:
             EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
@@ -294,7 +293,7 @@ class Scheduler:
             self._states.commit(step, results)
         events: list[SeqEvent] = []
         for row, seq, lease, of_row in zip(plan.rows, step.seqs, step.leases, results, strict=True):
-            if seq.holds(lease):  # else it left while the step was being computed
+            if seq.holds(lease):  # otherwise it left while the step was computed
                 self._take_in(row, seq, of_row, events)
         if self._suspects.remembers:
             self._acquit(step, results)
@@ -303,9 +302,9 @@ class Scheduler:
         return tuple(events)
 
     def drop_in_flight(self) -> None:
-        """Take every plan in flight back: who runs waits again with its tokens, and is computed anew.
+        """Take back every plan in flight: running sequences wait again with their tokens and are recomputed.
 
-        For a runner that was interrupted, and has forgotten every slot (`Runner.reset`).
+        For a runner that was interrupted and has forgotten every slot (`Runner.reset`).
         """
         self._in_flight.drop()
         if self._states is not None:
@@ -317,13 +316,13 @@ class Scheduler:
         self._releases.clear()
 
     def fail_step(self, *, killed: bool = False) -> tuple[SeqEvent, ...]:
-        """A plan in flight failed as a whole: take all of them back, and find out who makes steps fail.
+        """A plan in flight failed as a whole: take back all of them, and find out which sequence makes steps fail.
 
-        For a runner that raised, and has forgotten every slot (`Runner.reset`). Brings the end of the sequence that is
-        to blame, once that is known.
+        For a runner that raised and has forgotten every slot (`Runner.reset`). Returns the end of the guilty sequence
+        once it is known.
 
         Args:
-            killed: something outside ended what computed: most likely nobody is to blame.
+            killed: something outside killed the runner: most likely no sequence is to blame.
         """
         guilty = self._suspects.suspect(self._in_flight.everyone(), killed=killed)
         self.drop_in_flight()
@@ -332,7 +331,7 @@ class Scheduler:
         return (self._finish(guilty, Finished(guilty.id, FinishReason.ERROR, message=POISONED, poisoned=True)),)
 
     def check(self) -> None:
-        """Verify every invariant of pool, queue and sequences. For tests and idle moments: costs all that is live.
+        """Verify every invariant of pool, queue and sequences. For tests and idle moments: it reads all that is live.
 
         Raises:
             EngineFault: one does not hold.
@@ -347,8 +346,8 @@ class Scheduler:
     def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
         """A row for each running sequence, except `resting` and those that the builder does not take.
 
-        Eldest first, and prompts that need no more blocks last, in turn. No chunk takes the token that a later one
-        needs to decode.
+        Eldest first; prompts that need no more blocks last, in turn. No chunk takes budget that a later row needs to
+        decode.
         """
         if self._restoring is not None:
             self._continue_restoring(builder, resting)
@@ -377,7 +376,7 @@ class Scheduler:
                 builder.restore(seq, seq.lease)
 
     def _rows_in_turn(self) -> list[Seq]:
-        """Those who run, in the order in which they get rows: by age where blocks may lack, so the eldest gets on."""
+        """Running sequences in the order in which they get rows: by age if blocks may run out."""
         if self.config.policy != "fair":
             return list(self._running)
         size = self.config.block_size
@@ -392,7 +391,7 @@ class Scheduler:
         return [seq for seq in self._running if seq not in later] + self._waiting.in_turn(prompts)
 
     def _cover(self, seq: Seq, num_positions: int) -> tuple[int, ...] | None:
-        """Extend the lease to `num_positions`, more than it has, at the cost of the youngest.
+        """Extend the lease to `num_positions`, preempting the youngest if blocks are missing.
 
         Returns:
             The new blocks; None if `seq` itself was the youngest, or if the youngest's blocks are in use by a plan in
@@ -413,19 +412,19 @@ class Scheduler:
         self._preemptions += 1
 
     def _requeue(self, seq: Seq) -> None:
-        """Back to the queue with its tokens; its full blocks stay findable until somebody needs them."""
+        """Put `seq` back in the queue with its tokens; its full blocks stay findable until others need them."""
         self._leave(seq)
         seq.preempt()
         self._waiting.add(seq)
 
     def _admit(self, builder: PlanBuilder) -> Stall | None:
-        """Admit from the queue; nobody beside who took a slot in this plan, where steps have a target."""
+        """Admit from the queue; nobody if a tenant took a slot in this plan and steps have a target."""
         if builder.limit is not None and builder.admits:
             return self._stall(StallReason.NEWCOMER, len(builder.admits))
         return self._admitter.admit_in_order(builder)
 
     def _continue_suspect(self, builder: PlanBuilder) -> Stall | None:
-        """A row for the first suspect, and for nobody else: all blocks and slots are there for it."""
+        """A row for the first suspect alone: all blocks and slots are free for it."""
         suspect = self._suspects.first
         if suspect.state is SeqState.RUNNING:
             self._continue_running(builder)
@@ -434,14 +433,14 @@ class Scheduler:
         return self._stall(StallReason.SUSPECTS, len(self._suspects))
 
     def _stall(self, reason: StallReason, have: int) -> Stall | None:
-        """What the head of the queue waits for, if there is one: no lack of anything."""
+        """Why the head of the queue, if any, is not admitted while a suspect is computed."""
         head = next(self._waiting.in_order(), None)
         return None if head is None else Stall(head.id, reason, need=0, have=have)
 
     # ---- committing
 
     def _learn(self, plan: StepPlan, result: StepResult, results: Sequence[RowResult | None]) -> None:
-        """How long the step took, and what it read."""
+        """Learn how long the step took, and what it read."""
         if self._restoring is not None and plan.num_restored:
             plan, result = self._restoring.learn(plan, result, results)
         guessing = 0.0 if result.guessing is None else result.guessing.seconds
@@ -450,7 +449,7 @@ class Scheduler:
             self._drafting.guessing.learn(result)
 
     def _take_restored(self, row: Row, seq: Seq, result: RowResult | None) -> None:
-        """What a row read: as if it had been computed, or had been in memory when the sequence came."""
+        """Count what a row read as computed, as if it had been in memory when the sequence came."""
         if self._states is None:
             count = row.count if result is None else result.restored * self.config.block_size
         elif result is None and not row.state:
@@ -464,7 +463,7 @@ class Scheduler:
         seq.restored(complete=result is None)
 
     def _take_in(self, row: Row, seq: Seq, result: RowResult | None, events: list[SeqEvent]) -> None:
-        """What one row of a live sequence brought; adds to `events`."""
+        """Apply the result of one row of a live sequence; adds to `events`."""
         if row.stored:
             self._take_restored(row, seq, result)
             return
@@ -494,7 +493,7 @@ class Scheduler:
             events.append(self._finish(seq, Finished(seq.id, FinishReason.STOP)))
 
     def _take_guess(self, seq: Seq, result: RowResult) -> None:
-        """What the draft model says of a sequence, if that goes on."""
+        """Note what the draft model guessed for a sequence that goes on."""
         if seq.state is SeqState.RUNNING:
             seq.offer = Draft(seq.id, result.guess, MODEL) if result.guess else None
             seq.lag = result.lag if result.lag >= 0 else None
@@ -503,7 +502,7 @@ class Scheduler:
         return self._finish(seq, Finished(seq.id, FinishReason.ERROR, message=message))
 
     def _take_tokens(self, seq: Seq, tokens: tuple[SampledToken, ...], right: int, events: list[SeqEvent]) -> None:
-        """What a row drew, until one of the tokens ends the sequence. The first `right` were drafts."""
+        """Append what a row drew until a token ends the sequence. The first `right` tokens were drafts."""
         for index, token in enumerate(tokens):
             self._append(seq, token, events)
             if seq.state is SeqState.FINISHED:
@@ -513,7 +512,7 @@ class Scheduler:
         seq.take_draw()
 
     def _advance(self, seq: Seq, count: int) -> None:
-        """Note `count` more computed positions: seal the blocks they filled, give back those that they left behind."""
+        """Note `count` more computed positions: seal the blocks they fill, give back those that the window leaves."""
         seq.computed += count
         self._waiting.charge(seq)
         if seq.computed >= (seq.lease.sealed + 1) * self.config.block_size:  # seldom
@@ -531,7 +530,7 @@ class Scheduler:
         self._pending_blocks.settle(seq, filled)
 
     def _append(self, seq: Seq, token: SampledToken, events: list[SeqEvent]) -> None:
-        """One more token: it may end the sequence, and it may fill a block."""
+        """Append one token, which may end the sequence and may fill a block."""
         seq.tokens.append(token.id)
         events.append(Generated(seq.id, token.id, token.logprob, token.top_logprobs, token.rank))
         ending = seq.ending()
@@ -547,7 +546,7 @@ class Scheduler:
             seq.chain.follow(seq.tokens)
 
     def _acquit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
-        """Who has drawn a token alone is no suspect any more, and waits until the others have been tried."""
+        """A suspect that has drawn a token alone is acquitted, and waits until the others have been tried."""
         for row, seq, result in zip(step.plan.rows, step.seqs, results, strict=True):
             drew = row.sample and not (result is not None and result.waits)
             if drew and self._suspects.acquit(seq) and self._suspects and seq.state is SeqState.RUNNING:
@@ -566,7 +565,7 @@ class Scheduler:
         return ending
 
     def _leave(self, seq: Seq) -> None:
-        """Give back what running takes: pending blocks, the lease, the slot; the last two once no plan uses them."""
+        """Give back pending blocks, the lease and the slot; the last two once no plan uses them."""
         self._withdraw(seq)
         if self._states is not None:
             self._states.leave(seq)

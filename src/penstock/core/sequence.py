@@ -2,7 +2,7 @@
 
 Decides which changes of state are legal, and when a sequence's own rules end it. Does not know other sequences, the
 pool or the queue. Invariants: it holds a lease and a slot exactly while it runs; `computed < len(tokens)` between
-steps, because the last sampled token is always still pending.
+steps, because the last sampled token is never computed yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRANSITIONS: dict[SeqState, frozenset[SeqState]] = {
 
 
 class Seq:
-    """A request and what became of it so far. Owned by the scheduler; mutable, and never seen outside the core.
+    """A request and its progress. Owned by the scheduler; mutable, and never seen outside the core.
 
     Args:
         request: what was asked.
@@ -51,23 +51,22 @@ class Seq:
         computed: leading positions whose KV lies in the lease's blocks.
         scheduled: leading positions that are computed, or that plans in flight compute.
         drawing: how many rows in flight draw its next token, which is not in `tokens` yet.
-        drafted: whether a row in flight has drafts: how far the sequence gets is not known until it is committed.
+        drafted: whether a row in flight has drafts; then its progress is unknown until that row is committed.
         last_step: the last plan that has a row of it; -1 before the first.
         bypasses: admissions that passed it while it was the head of the queue and lacked blocks.
         cached: prompt tokens found in the prefix cache at the first admission.
         announced: whether `Admitted` has been emitted.
-        branches: positions at which its recurrent state is wanted, since another sequence goes on from there.
+        branches: positions at which its recurrent state is wanted because another sequence continues from there.
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
-        foreseen: what its last row's result said of the tokens that come next.
-        guesses: of the tokens that its row in flight draws, each part behind part; if the row carries drafts, they are
-            of the first.
-        offer: what the draft model guessed behind the last token; None for nothing.
-        lag: known positions that the draft model has not computed; None where nobody said.
+        foreseen: the next tokens that its last row's result foresaw.
+        guesses: guesses of the tokens that its row in flight draws, best first; drafts come from the first.
+        offer: what the draft model guessed after the last token; None for nothing.
+        lag: known positions that the draft model has not computed; None if unknown.
         judgements: how good earlier guesses were.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
-        sought: whether its blocks were looked for in the store since it waits.
+        sought: whether its blocks were looked for in the store while it waits.
         stored: how many leading blocks were found there, or in memory.
-        restore_end: leading positions that are read from the store, or were, rather than computed; 0 for none.
+        restore_end: leading positions that are or were read from the store instead of computed; 0 for none.
         read: leading positions that were read, and count as computed once their recurrent state is read too.
     """
 
@@ -156,12 +155,12 @@ class Seq:
         return self._lease is None and self._slot < 0
 
     def holds(self, lease: Lease) -> bool:
-        """Whether `lease` is its own: whether it still runs, and was not preempted and admitted again meanwhile."""
+        """Whether `lease` is its current one: it still runs, and was not preempted and admitted again meanwhile."""
         return self._lease is lease
 
     @property
     def remaining(self) -> int:
-        """Positions that its next row could compute; 1 while it decodes, 0 where that is not known yet or none is."""
+        """Positions that its next row could compute; 1 while it decodes, 0 if there are none or it is not known yet."""
         if self.computed < self.restore_end:
             return 0
         if not self.drawing:
@@ -180,26 +179,26 @@ class Seq:
         return max(self.computed, self.read)
 
     def restored(self, complete: bool) -> None:
-        """Note that a row that read was committed; if it did not get all, the rest is computed."""
+        """A row that read stored blocks was committed; if some were missing, the rest is computed."""
         if not complete:
             self.restore_end = self.scheduled = self.computed
             self.read = 0
 
     def schedule(self, step: int, count: int, draws: bool) -> None:
-        """Note its row of `count` positions in plan `step`."""
+        """Note a row of `count` positions in plan `step`."""
         self.scheduled += count
         self.drawing += draws
         self.last_step = step
 
     def add_drafts(self, count: int) -> None:
-        """Note that the row scheduled last has so many drafts too."""
+        """Note that the last scheduled row also has `count` drafts."""
         self.scheduled += count
         self.drafted = True
 
     def take_draw(self) -> None:
-        """Note that a row that draws was committed: its drafts, if any, are accepted or forgotten now.
+        """A row that draws was committed: its drafts, if any, are accepted or forgotten.
 
-        If it waits, so do those planned behind it, and after the last of them its last position is scheduled again.
+        If the row waits, so do the rows planned after it; after the last of them, its last position is scheduled again.
         """
         self.drawing -= 1
         if self.drafted or not self.drawing:
@@ -217,7 +216,7 @@ class Seq:
         self.bypasses = 0
 
     def preempt(self) -> None:
-        """Give everything up but the tokens, and wait again."""
+        """Give up everything except the tokens, and wait again."""
         self._change(SeqState.WAITING)
         self._let_go()
 

@@ -1,9 +1,9 @@
 """Makes room for a tenant that holds few slots: stops sequences of another one that holds many.
 
-The queue says who may take from whom (`core.slot_shares`); this decides whether a claim gets its slot and blocks in
-this plan, and who is stopped for it. Where others would make the step long, tenants that hold more than their share
-have no row in it: else the claim would wait for them twice, as it has waited for the step before. Invariants: nobody is
-stopped unless the sequence that claims is admitted then; nobody is left out of more than `IN_A_ROW` plans in a row.
+The queue says which tenant may take from which (`core.slot_shares`); this decides whether a claim gets its slot and
+blocks in this plan, and which sequences are stopped for it. If the step would be long, tenants above their share have
+no row in it: the newcomer has already waited for the step before. Invariants: a sequence is stopped only if the one
+that claims is then admitted; no tenant is left out of more than `IN_A_ROW` plans in a row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ IN_A_ROW = 4
 class SlotClaims:
     """Admits waiting sequences at the cost of running ones. Owned by the scheduler.
 
-    Without a prefix cache nobody is stopped, as it would compute everything again.
+    Without a prefix cache no sequence is stopped, since it would recompute everything.
 
     Args:
-        in_flight: whoever has a row in it cannot be stopped yet.
+        in_flight: a sequence with a row in it cannot be stopped yet.
         preempt: sends a running sequence back to the queue.
     """
 
@@ -63,12 +63,12 @@ class SlotClaims:
         return first and self._config.prefix_caching and bool(self._waiting.givers(request))
 
     def admit(self, builder: PlanBuilder) -> Seq | None:
-        """Admit who may take a slot or blocks. To be called before prompts of others are read.
+        """Admit sequences that may take a slot or blocks. Call before prompts of others are read.
 
-        At most one of each tenant is admitted in a plan. A head that lacks blocks is passed as often as any.
+        A plan admits at most one sequence of each tenant. A head that lacks blocks may be passed as usual.
 
         Returns:
-            Who should have no row in this plan: it is in flight, and is to be stopped in the next. None for nobody.
+            The sequence that should have no row in this plan: it is in flight and will be stopped in the next. Or None.
         """
         resting: Seq | None = None
         passed: list[Seq] = []  # heads that lack blocks
@@ -91,7 +91,7 @@ class SlotClaims:
         return resting
 
     def _take(self, seq: Seq, stoppable: Sequence[Seq], builder: PlanBuilder) -> bool:
-        """Admit `seq` and stop for it as many of `stoppable` as needed; False if all are too few."""
+        """Admit `seq` and stop as many of `stoppable` as it needs; False if all together are too few."""
         stopped = self._to_stop(seq, stoppable)
         if stopped is None:
             return False
@@ -102,7 +102,7 @@ class SlotClaims:
         return self._admitter.try_admit(seq, builder, self._admitter.spare()) is None
 
     def _leave_out(self, seq: Seq, builder: PlanBuilder, limit: ChunkLimit) -> None:
-        """Give tenants that hold more than their share no row, if the step would be long and it is not too often."""
+        """Leave tenants above their share out of this plan, if the step would be long; not too often in a row."""
         prompts = len(self._waiting) > 1 or any(each.remaining > 1 for each in self._running)
         follows = self._last_apart == builder.step - 1
         if not (prompts or limit.crowded) or (follows and self._in_a_row == IN_A_ROW):
@@ -115,7 +115,7 @@ class SlotClaims:
         self._last_apart = builder.step
 
     def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
-        """Who of `stoppable` has to be stopped so that `seq` has a slot and blocks; None if all are too few."""
+        """Which of `stoppable` must be stopped so that `seq` gets a slot and blocks; None if all are too few."""
         lacking, stopped, own = self._admitter.lacking(seq), 0, set(seq.chain.keys)
         while lacking > 0 or not (self._admitter.has_slot or stopped):
             if stopped == len(stoppable) or not self._config.prefix_caching:

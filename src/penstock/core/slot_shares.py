@@ -1,11 +1,11 @@
-"""Who runs of each tenant, and whose slot a tenant may have that has fewer.
+"""The running sequences of each tenant, and whose slots a tenant with fewer may take.
 
-Tokens say whose turn it is (`core.fair_shares`); slots say what a tenant may take back from another that holds more of
-them than its share. Decides nothing about blocks, budget or plans in flight: the scheduler does.
+Tokens say whose turn it is (`core.fair_shares`); slots say what a tenant may take back from another that holds more
+than its share. Decides nothing about blocks, budget or plans in flight: the scheduler does.
 
-Invariant: nobody takes back what was taken from it, without an admission or an end in between. A slot passes from one
-tenant to another only where the taker then holds no more per share than the giver, and each passing makes the sum of
-`count ** 2 / share` over all tenants smaller.
+Invariant: a tenant cannot take back a slot that was taken from it, without an admission or an end in between. A slot
+passes from one tenant to another only if the taker then holds no more per share than the giver; each passing makes the
+sum of `count ** 2 / share` over all tenants smaller.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class SlotShares:
         return frozenset(of for of in self._running if self.load(of) > level)
 
     def givers(self, taker: SequenceRequest, tenant: str) -> list[Seq]:
-        """The sequences of `tenant`, youngest first, that may give way to one more of the taker's: see the invariant.
+        """The sequences of `tenant`, youngest first, that may be stopped for one of the taker's: see the invariant.
 
-        The first of them alone may, or the first two, and so on: however many are needed.
+        Stop the first of them, or the first two, and so on: as many as needed.
         """
         own = self._running.get(taker.tenant, ())
         seqs = list(self._running.get(tenant, ()))

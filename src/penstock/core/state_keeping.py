@@ -1,7 +1,7 @@
-"""When recurrent state is kept on the way, and when what was kept may be found.
+"""When a row keeps its recurrent state, and when a kept state may be found.
 
-Decides at which block boundaries a row keeps its state: where somebody may come to continue from. Knows plans and
-sequences; which slot is forgotten for it is decided by `Checkpoints`. Invariant: a state is findable only once the plan
+Decides at which block boundaries a row keeps its state: where another sequence may want to continue. Knows plans and
+sequences; `Checkpoints` decides which slot is forgotten for it. Invariant: a state is findable only once the plan
 that wrote it was committed, for a sequence that still ran and did not fail.
 """
 
@@ -38,13 +38,13 @@ class StateKeeping:
         self._restoring = restoring
 
     def branch_at(self, pending: PendingBlocks, keys: Sequence[bytes]) -> None:
-        """Let whoever computes the last of the blocks `keys`, which somebody waits for, keep its state there."""
+        """Let the sequence that computes the last of the blocks `keys`, for which another waits, keep its state."""
         maker, position = pending.makers[keys[-1]], len(keys) * self._config.block_size
         if position not in maker.branches:
             maker.branches = (*maker.branches, position)
 
     def begin(self, seq: Seq, cached: int, present: int) -> None:
-        """`seq` begins behind `cached` blocks. Where more were present, it branches off behind the last of these."""
+        """`seq` begins after `cached` blocks. If more were present, it branches off after the last of them."""
         if present > cached:
             seq.branches = (present * self._config.block_size,)
 
@@ -61,10 +61,10 @@ class StateKeeping:
         self._checkpoints.unpin()
 
     def commit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
-        """Let what a step kept be found, if its sequence still runs and did not fail. `results` are its rows'.
+        """Let the states that a step kept be found, if their sequences still run and did not fail.
 
-        What ends a row that waits is kept by the next row, which ends there again. A row that reads keeps what it read
-        if it read all.
+        If a row waits, the next row, which ends at the same position, keeps its state. A row that reads stored blocks
+        keeps the state that it read if it read all of them.
         """
         for row, seq, lease, result in zip(step.plan.rows, step.seqs, step.leases, results, strict=True):
             if not row.checkpoints:
@@ -78,9 +78,9 @@ class StateKeeping:
                     self._checkpoints.give_back(each.slot)
 
     def leave(self, seq: Seq) -> None:
-        """`seq` stops running: let the newest state among its generated tokens be saved, if it is there.
+        """`seq` stops running: let the newest state among its generated tokens, if any, be saved.
 
-        Not when it was kept: a new one follows every few tokens, and only the last is what a next turn continues.
+        Not earlier: a new one follows every few tokens, and a next turn continues only the last.
         """
         if seq.newest_state and seq.newest_state in self._checkpoints:
             self._save(seq, seq.chain.keys.index(seq.newest_state))
@@ -119,7 +119,7 @@ class StateKeeping:
         ]
 
     def _take(self, seq: Seq, position: int) -> int:
-        """A slot for the state of `seq` after `position` positions; -1 where it is there already, or none is free."""
+        """A slot for the state of `seq` after `position` positions; -1 if it exists already or no slot is free."""
         keys, number = seq.chain.keys, position // self._config.block_size
         if number <= len(keys) and keys[number - 1] in self._checkpoints:
             self._checkpoints.touch(keys[number - 1])
@@ -127,7 +127,7 @@ class StateKeeping:
         return self._checkpoints.take()
 
     def _keep(self, seq: Seq, kept: Checkpoint) -> None:
-        """Among generated tokens the newest state is what the next turn continues: the one before it may go first."""
+        """The next turn continues the newest state among generated tokens: the one before it may be forgotten first."""
         interval, index = self._config.checkpoint_interval, kept.position // self._config.block_size - 1
         key, stays = seq.chain.keys[index], bool(interval and kept.position % interval == 0)
         self._pool.keep_state(seq.lease, key, kept.slot)
@@ -139,7 +139,7 @@ class StateKeeping:
             self._save(seq, index)
 
     def _save(self, seq: Seq, index: int) -> None:
-        """Let the state behind block number `index` be saved beyond the process, where it can be found at all."""
+        """Let the state after block number `index` be saved beyond the process, if it can be found."""
         slot = self._checkpoints.slot_of(seq.chain.keys[index])
         if self._restoring is not None and slot != NO_CHECKPOINT:
             self._restoring.kept(seq, index, slot)

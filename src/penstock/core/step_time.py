@@ -1,17 +1,18 @@
 """How long a step takes, learned from the steps that were measured.
 
-A step's time is taken to be a sum of five parts: for being a step, for each row that decodes, and for each position
-that such a row looks back at; for each position of a chunk, and for each pair of positions that attention joins in
-chunks. All five are learned from every step, by a Kalman filter (Kalman 1960; Haykin, "Adaptive Filter Theory"): it
-knows how sure each part is, so that a step with chunks, whose time could be due to any of them, changes most what is
-least known. Parts change with time: all together, as when somebody else uses the processor, and each a little.
+A step's time is modelled as a sum of five parts: one for the step itself, one for each row that decodes and one for
+each position that such a row looks back at, one for each position of a chunk and one for each pair of positions that
+attention joins in chunks. All five are learned from every step, by a Kalman filter (Kalman 1960; Haykin, "Adaptive
+Filter Theory"). It knows how certain each part is: a step with chunks, whose time could be due to any part, changes
+the least certain parts most. Parts change over time: all together, as when other programs use the CPU, and each a
+little on its own.
 
-A drafted position has a price of its own, learned from steps that decode and have drafts: products of a few
-rows cost little more than those of one, so it depends on how many rows there are. What a draft model takes is learned
-apart: for each pass through it, and for each position that it computes.
+A drafted position has a price of its own, learned from decoding steps with drafts. The price depends on the number of
+rows, because the products of a few rows cost little more than those of one. The time of a draft model is learned
+separately: for each pass through it, and for each position that it computes.
 
-No clock and no randomness: the same steps and seconds give the same numbers on every machine, by nothing but sums,
-products and quotients. Knows plans, but neither sequences nor what anybody wants of a step.
+No clock and no randomness, only sums, products and quotients: the same steps and seconds give the same numbers on every
+machine. Knows plans, but neither sequences nor what anybody wants of a step.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from penstock.contract.plan import GuessWork, Row, StepPlan
 __all__ = ["Chunks", "Decoding", "StepTimes", "chunk_of"]
 
 _NOISE = 0.1
-"""By how much of its time a step usually differs from the sum of its parts."""
+"""Standard deviation of a step's time from the sum of its parts, as a fraction of it."""
 
 _PACE = 0.03
-"""By how much all parts together change from one step to the next: about a quarter of an error is corrected at once."""
+"""By how much all parts change together from one step to the next: corrects about a quarter of an error at once."""
 
 _DRIFT = 0.003
-"""By how much each part changes apart from the others."""
+"""By how much each part changes on its own from one step to the next."""
 
 _DOUBT = 2.0
-"""How unsure a part is after the first step, and may become at most: by so many times its value."""
+"""The uncertainty of a part after the first step, and its maximum, as a multiple of its value."""
 
 _KNOWN = 64
 _SELDOM = 4
-"""After so many steps, one of so many is enough to learn from, of those that take about as long as expected."""
+"""After this many steps, only one of every so many steps that take about as long as expected is learned from."""
 
 _UNPROVEN = 8
-"""Steps after which a single one may no longer surprise: the first ones of a process are slow."""
+"""Number of steps after which a single one has bounded influence: the first ones of a process are slow."""
 
 _SURPRISE = 2.0
-"""No step counts as more than so many times as long as expected, or as short: machines pause now and then."""
+"""No step counts as more than this many times longer or shorter than expected: machines pause now and then."""
 
 
 class Decoding(NamedTuple):
@@ -72,7 +73,7 @@ class Chunks(NamedTuple):
 
 
 _STEP = (*Decoding(1.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
-"""How much of each is about as dear as one of the first, on processors: what is believed after one step."""
+"""How much of each costs about as much as one of the first, on CPUs: believed after one step."""
 
 _GUESSING = (1.0, 8.0)
 """The same for a draft model's passes and positions."""
@@ -112,20 +113,20 @@ class StepTimes:
         return self._with_chunks > 0
 
     def guessing(self, passes: float, positions: float) -> float:
-        """Seconds that a draft model takes for these; 0.0 while nothing is known of it."""
+        """Seconds that a draft model takes for these; 0.0 while unknown."""
         return self._guessing.of((passes, positions))
 
     def learn_guessing(self, work: GuessWork) -> None:
-        """A draft model took so long. Nothing is learned without a positive, finite number."""
+        """A draft model took this long. Nothing is learned unless the time is positive and finite."""
         if 0.0 < work.seconds < float("inf") and work.passes:
             self._guessing.learn((float(work.passes), float(work.positions)), work.seconds, 0.0)
 
     def of(self, work: Decoding | Chunks) -> float:
-        """Seconds that so much takes; 0.0 while nothing is known of it."""
+        """Seconds that these amounts take; 0.0 while unknown."""
         return self._steps.of((*work, 0.0, 0.0) if isinstance(work, Decoding) else (0.0, 0.0, 0.0, *work))
 
     def decoding(self, starts: list[int]) -> Decoding:
-        """What rows take that compute one position each, at `starts`, and draw."""
+        """The amounts of rows that compute one position each, at `starts`, and draw."""
         seen = starts if self.window is None else [min(start, self.window) for start in starts]
         return Decoding(1.0, len(starts), sum(seen))
 
@@ -144,9 +145,9 @@ class StepTimes:
         return min(price, 2 * of_prompt) if of_prompt > 0 else price
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """The plan took so long. Nothing is learned without a positive, finite number.
+        """The plan took this long. Nothing is learned unless the time is positive and finite.
 
-        Nor from a plan that draws nothing: some devices return from that before they have computed it.
+        Nor from a plan that draws nothing: some devices return before they have computed it.
         """
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
@@ -178,7 +179,7 @@ class _Parts:
     """Seconds for one of each amount: a Kalman filter, whose state drifts and is never negative.
 
     Args:
-        units: how much of each is about as dear as one of the first. This is believed until measurements tell the parts
+        units: how much of each costs about as much as one of the first. Believed until measurements tell the parts
             apart; it need not be right.
     """
 
@@ -194,7 +195,7 @@ class _Parts:
         return sum([seconds * amount for seconds, amount in zip(self._seconds, amounts, strict=True)])
 
     def learn(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
-        """A step with these amounts took so long, of which `others` is what other parts are expected to take."""
+        """A step with these amounts took this long; other parts are expected to take `others` of it."""
         if not self.learned:
             self._begin(amounts, seconds, others)
             self.learned = 1
@@ -219,7 +220,7 @@ class _Parts:
             self._doubts[index][index] = (_DOUBT * each) ** 2
 
     def _believed(self, amounts: tuple[float, ...], seconds: float) -> list[float]:
-        """What one of each would take if `units` were right and these amounts took so many seconds together."""
+        """What one of each would take if `units` were right and these amounts took this many seconds together."""
         of_first = seconds / sum([amount / unit for amount, unit in zip(amounts, self._units, strict=True)])
         return [of_first / unit for unit in self._units]
 
@@ -241,14 +242,14 @@ class _Parts:
             self._lift()
 
     def _drift(self, believed: list[float]) -> None:
-        """Be less sure of each part than before. None becomes so sure of 0 that it stays there."""
+        """Increase the uncertainty of each part. None becomes so certain of 0 that it stays there."""
         for index, (part, row) in enumerate(zip(self._seconds, self._doubts, strict=True)):
             least = max(part, 0.1 * believed[index])
             if row[index] < (_DOUBT * least) ** 2:
                 row[index] += (_DRIFT * least) ** 2
 
     def _lift(self) -> None:
-        """Set the lowest part to 0 where it is negative, and what goes with it accordingly; then whatever still is."""
+        """If the lowest part is negative, set it to 0 and adjust correlated parts; repeat until none is negative."""
         lowest = min(range(len(self._seconds)), key=self._seconds.__getitem__)
         doubts = self._doubts[lowest]
         if doubts[lowest] > 0.0:

@@ -1,6 +1,6 @@
-"""A plan while it is made.
+"""A plan while it is being made.
 
-Decides nothing: the scheduler does. Invariant: rows, sequences and leases of one plan stand in the same order.
+Decides nothing; the scheduler does. Invariant: rows, sequences and leases of one plan stand in the same order.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["PlanBuilder"]
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan in the making: what is left of the token budget, and what was decided so far. Owned by `Scheduler.plan`.
+    """A plan in the making: the remaining token budget, and what was decided so far. Owned by `Scheduler.plan`.
 
     Attributes:
         limit: on the time that prompts take; None for none.
-        reserved: what is kept of the budget for those who decode and have no row yet.
+        reserved: part of the budget kept for decoding sequences that have no row yet.
         left_out: tenants whose running sequences have no row in it.
         restores: blocks that may still be read from the store.
-        stateful: whether the model carries recurrent state, which is read behind the last block of a sequence.
-        seqs: whose each row is.
-        leases: under which lease each row is computed.
+        stateful: whether the model carries recurrent state, which is read after the last block of a sequence.
+        seqs: the sequence of each row.
+        leases: the lease of each row.
     """
 
     step: int
@@ -64,7 +64,7 @@ class PlanBuilder:
         return self.limit.fit(start, count)
 
     def admit(self, seq: Seq, lease: Lease) -> None:
-        """An admission, and its first row, out of the budget that is left."""
+        """Admit `seq` and give it its first row from the remaining budget."""
         request = seq.request
         self.admits.append(
             Admit(
@@ -114,7 +114,7 @@ class PlanBuilder:
         seq.schedule(self.step, count, sample)
 
     def add_drafts(self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...]) -> None:
-        """Let row number `index` carry drafts."""
+        """Add drafts to row number `index`."""
         row, count = self.rows[index], len(tokens)
         blocks = row.new_blocks + new_blocks
         self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens)
@@ -122,13 +122,13 @@ class PlanBuilder:
         self.seqs[index].add_drafts(count)
 
     def order_guesses(self, index: int, follow: int, guesses: int, new_blocks: tuple[int, ...]) -> None:
-        """Let the draft model catch up with row number `index`, and guess what comes behind it."""
+        """Let the draft model catch up with row number `index`, and guess what comes after it."""
         row = self.rows[index]
         blocks = row.new_blocks + new_blocks
         self.rows[index] = replace(row, follow=follow, guesses=guesses, new_blocks=blocks)
 
     def add_checkpoints(self, index: int, checkpoints: tuple[Checkpoint, ...]) -> None:
-        """Let row number `index` keep its state on the way."""
+        """Let row number `index` keep its recurrent state at these checkpoints."""
         self.rows[index] = replace(self.rows[index], checkpoints=checkpoints)
 
     def build(
@@ -139,7 +139,7 @@ class PlanBuilder:
         saves: tuple[Save, ...] = (),
         state_saves: tuple[Save, ...] = (),
     ) -> InFlightStep:
-        """The plan, and whose its rows are."""
+        """The plan, with the sequence and lease of each row."""
         stalls = () if stall is None else (stall,)
         rows = tuple(self.rows)
         plan = StepPlan(self.step, releases, tuple(self.admits), rows, stalls, waiting, saves, state_saves)

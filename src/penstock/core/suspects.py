@@ -1,11 +1,11 @@
-"""Who may have made a step fail as a whole: a step that raises does not say whose row it was.
+"""Which sequence made a step fail as a whole: a step that raises does not say which row was to blame.
 
-Everybody who had a row in it is a suspect. A suspect is computed alone until it has drawn its next token; then it is
-none any more. One that makes a step fail alone is the one. So a sequence costs at most two steps, and no other its
-answer.
+Every sequence with a row in it is a suspect. A suspect is computed alone until it draws its next token, which acquits
+it. A suspect that makes a step fail alone is guilty. So one bad request costs at most two steps, and no other request
+its answer.
 
-Where what computed was killed from outside, nobody is suspected at first: only who was there three times, without a
-token in between (the system kills what takes too much memory, too). Then a sequence costs at most six steps.
+If the runner was killed from outside, only a sequence that was there three times without drawing a token in between is
+suspected (the system also kills what takes too much memory). Then a bad request costs at most six steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ POISONED = "Computing this request made the engine's step fail, among others and
 
 _FAILED, _KILLED = 3, 1
 _SUSPECT, _GUILTY = 3, 6
-"""How much speaks against a sequence: by one step that failed, or was killed; and from how much on it is what."""
+"""Points against a sequence for a step that failed and for one that was killed, and the points that make a suspect."""
 
 
 class Suspects:
-    """Sequences that are to be computed alone. Owned by the scheduler."""
+    """Sequences that must be computed alone. Owned by the scheduler."""
 
     __slots__ = ("_against", "_seqs")
 
@@ -37,20 +37,20 @@ class Suspects:
 
     @property
     def remembers(self) -> bool:
-        """Whether anything speaks against anybody."""
+        """Whether any sequence has points."""
         return bool(self._against)
 
     @property
     def first(self) -> Seq:
-        """The next one to be computed alone; there must be one."""
+        """The next suspect to compute alone; there must be one."""
         return min(self._seqs, key=lambda seq: seq.rank)
 
     def suspect(self, seqs: Mapping[Seq, bool], *, killed: bool = False) -> Seq | None:
-        """Note who had rows in plans that failed; the one who is guilty, as it was a suspect and alone in them.
+        """Note which sequences had rows in plans that failed. Returns the guilty one: a suspect that was alone in them.
 
         Args:
-            seqs: all of them, and whether they are still there: one that has left may have been the one.
-            killed: they failed because something outside ended what computed.
+            seqs: all of them, and whether each still runs: one that has left may have been guilty.
+            killed: the plans failed because something outside killed the runner.
         """
         seen = {seq for seq, there in seqs.items() if there}
         alone = next(iter(seen)) if len(seqs) == 1 and seen and seen <= self._seqs else None
@@ -61,7 +61,7 @@ class Suspects:
         return alone if alone is not None and self._against[alone] >= _GUILTY else None
 
     def acquit(self, seq: Seq) -> bool:
-        """`seq` has drawn a token, or left; whether it was a suspect."""
+        """`seq` has drawn a token or left. Returns whether it was a suspect."""
         self._against.pop(seq, None)
         suspected = seq in self._seqs
         self._seqs.discard(seq)

@@ -106,7 +106,7 @@ KINDS: dict[str, type[_Record]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay found.
+    """The outcome of a replay.
 
     Attributes:
         steps: plans that were compared and found equal.
@@ -212,7 +212,7 @@ class _Disagreement(Exception):
 
 
 class _Replay:
-    """A scheduler to which everything happens once more. Owned by `replay`."""
+    """A scheduler to which everything recorded happens again. Owned by `replay`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -360,7 +360,7 @@ def _decode_tuple(items: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
 
 
 def _decode_either(kind: types.UnionType, data: list[Any]) -> tuple[Any, ...]:
-    """A list as the first tuple of the union that it fits."""
+    """A list as the first tuple type of the union that fits."""
     for each in typing.get_args(kind):
         if typing.get_origin(each) is tuple:
             with suppress(ValueError):

@@ -1,6 +1,6 @@
-"""Who waits for admission, in the order of service: the port of the queue, and the one that serves everybody alike.
+"""The queue of sequences that wait for admission: its port, and the queue that does not know tenants.
 
-Decides order only, never whether somebody fits. `core.fair_shares` has the queue that knows tenants.
+Decides order only, never whether a sequence fits. `core.fair_shares` has the queue that knows tenants.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class QueuePart(NamedTuple):
     """The part of the queue that a tenant's newcomers wait in.
 
     Attributes:
-        sequences: that wait in it.
-        tokens: of these sequences.
-        parts: into how many the queue's room is divided.
+        sequences: how many wait in it.
+        tokens: how many tokens they have.
+        parts: into how many parts the queue's room is divided.
     """
 
     sequences: int
@@ -33,9 +33,9 @@ class QueueParts(NamedTuple):
     """Every tenant's part of the queue at one moment; a value that other threads may keep.
 
     Attributes:
-        tenants: the parts of those that wait; empty where all tenants share one part.
-        other: the part of whoever is not among them.
-        shared: whether all share one.
+        tenants: the parts of waiting tenants; empty if all tenants share one part.
+        other: the part of any other tenant.
+        shared: whether all tenants share one part.
     """
 
     tenants: Mapping[str, QueuePart]
@@ -48,7 +48,7 @@ class QueueParts(NamedTuple):
 
 
 class WaitingQueue(Protocol):
-    """Waiting sequences. Owned by the scheduler, which also says what was computed for whom."""
+    """Waiting sequences. Owned by the scheduler, which also says what was computed for which tenant."""
 
     def __len__(self) -> int: ...
 
@@ -65,11 +65,11 @@ class WaitingQueue(Protocol):
         ...
 
     def in_order(self) -> Iterator[Seq]:
-        """Each sequence in turn; the caller may take it out before it asks for the next."""
+        """Sequences in order; the caller may remove one before it asks for the next."""
         ...
 
     def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:
-        """Who would be served before a newcomer of this rank."""
+        """The sequences that would be served before a newcomer of this rank."""
         ...
 
     def part_of(self, tenant: str) -> QueuePart:
@@ -77,27 +77,27 @@ class WaitingQueue(Protocol):
         ...
 
     def parts(self) -> QueueParts:
-        """The parts of all; costs all that waits."""
+        """The parts of all tenants; takes time in proportion to the queue."""
         ...
 
     def heads(self) -> list[Seq]:
-        """The first sequence of each tenant, in turn, where tenants may take slots from each other; else none."""
+        """The first sequence of each tenant, in order, if tenants may take slots from each other; else none."""
         ...
 
     def givers(self, request: SequenceRequest) -> list[Seq]:
-        """Running sequences that may be stopped for one more of the tenant of `request`, in the order to do so."""
+        """Running sequences that may be stopped for `request`, in the order in which to stop them."""
         ...
 
     def crowding(self, request: SequenceRequest) -> frozenset[str]:
-        """The tenants that hold more than their share of slots, and may be kept waiting for one of `request`."""
+        """The tenants above their share of slots, which may be left out of a step for `request`."""
         ...
 
     def in_turn(self, seqs: Iterable[Seq]) -> list[Seq]:
-        """Running sequences, given by rank, in the order in which their prompts are read."""
+        """Running sequences (given by rank) in the order in which their prompts are read."""
         ...
 
     def charge_admission(self, seq: Seq) -> None:
-        """`seq` was admitted: its known tokens will be computed, but for those that were cached."""
+        """`seq` was admitted: its known tokens will be computed, except the cached ones."""
         ...
 
     def stopped(self, seq: Seq) -> None:
@@ -110,7 +110,7 @@ class WaitingQueue(Protocol):
 
 
 class OneQueue(SeqList):
-    """One queue for all, by rank. What was computed for whom changes nothing."""
+    """One queue for all tenants, by rank. What was computed for which tenant changes nothing."""
 
     __slots__ = ()
 
