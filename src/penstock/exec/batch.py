@@ -28,7 +28,7 @@ from penstock.sampling import RowViews
 __all__ = ["ForwardBatch", "SlotTables"]
 
 _SILENT = RowSampling.of(SamplingSpec((("temperature", 0),)), 0)
-"""Stands for how a sequence chooses tokens that is embedded: it chooses none."""
+"""Placeholder for the sampling of an embedded sequence, which chooses no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ForwardBatch:
 class _Form:
     """The memory of a batch of `tokens` tokens in `rows` rows, and the tensors that show it.
 
-    Written anew in each step that has this form. A small call costs little, but not beside a small model, whose weights
-    have driven out of the caches all that is seldom used: so what can be kept from step to step is kept.
+    Rewritten in each step of this form. Beside a small model even small calls count, because its weights evict
+    everything else from the CPU caches; so whatever can be kept from step to step is kept.
     """
 
     def __init__(self, rows: int, tokens: int, width: int) -> None:
@@ -71,7 +71,7 @@ class _Form:
         self._batch = ForwardBatch(*map(torch.from_numpy, arrays))
 
     def batch(self, device: torch.device) -> ForwardBatch:
-        """What lies in the memory now, on `device`; the host keeps what the host reads."""
+        """The current contents, on `device`; what the host reads stays on the host."""
         host = self._batch
         if device == host.token_ids.device:
             return host
@@ -118,7 +118,7 @@ class SlotTables:
         self._scored.discard(slot)
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence."""
+        """Admit a sequence."""
         slot = admit.slot
         assert slot not in self._samplings, f"slot {slot} is given to {admit.seq_id} but is taken"
         assert 0 <= admit.computed < len(admit.tokens) <= self._tokens.shape[1], admit.seq_id
@@ -134,7 +134,7 @@ class SlotTables:
             self._scored.add(slot)
 
     def advance(self, row: Row) -> None:
-        """Take note that `row` is computed now: its new blocks and drafts, and where the next of its slot starts."""
+        """Note that `row` is being computed: its new blocks and drafts, and where the next row of its slot starts."""
         slot, end = row.slot, row.start + row.count
         known = end - len(row.drafts)
         assert slot in self._samplings, f"slot {slot} has a row but holds nothing"
@@ -167,7 +167,7 @@ class SlotTables:
         return self._computed[slot]
 
     def take_back(self, slot: int, count: int) -> None:
-        """Of the sequence in `slot` no more than the first `count` tokens are known."""
+        """Forget all tokens of the sequence in `slot` after the first `count`."""
         self._num_tokens[slot] = count
 
     def extend(self, slot: int, blocks: tuple[int, ...]) -> None:
@@ -176,15 +176,15 @@ class SlotTables:
             self._append_blocks(slot, blocks)
 
     def confirm_draft(self, slot: int) -> None:
-        """The newest token was drafted, so its position is computed already."""
+        """The newest token was drafted, so its position has been computed."""
         self._computed[slot] += 1
 
     def put_off_draw(self, slot: int) -> None:
-        """The draw of the sequence in `slot` waits: the next row computes its last known position once more."""
+        """The draw of the sequence in `slot` waits: the next row computes its last known position again."""
         self._computed[slot] -= 1
 
     def blocks(self, row: Row) -> list[int]:
-        """The blocks that hold the positions of `row`, which are whole ones."""
+        """The blocks that hold the positions of `row`, which fills them."""
         first, end = row.start // self._block_size, (row.start + row.count) // self._block_size
         return self.block_ids(row.slot, first, end).tolist()
 
@@ -193,15 +193,15 @@ class SlotTables:
         return self._blocks[slot, first:end]
 
     def fall_back(self, slot: int, computed: int) -> None:
-        """A row got no further than this: the next one of its slot starts there."""
+        """A row got only this far: the next row of its slot starts there."""
         self._computed[slot] = computed
 
     def fall_back_to_admission(self, slot: int) -> None:
-        """Nothing of what was read since its admission counts."""
+        """Discard what was read since the admission of the sequence in `slot`."""
         self._computed[slot] = self._admitted[slot]
 
     def next_draws(self, rows: Sequence[Row]) -> tuple[list[RowSampling], list[int]]:
-        """How the sequence of each of `rows` chooses its next token, and where that will stand."""
+        """How the sequence of each of `rows` chooses its next token, and the position of that token."""
         return [self._samplings[row.slot] for row in rows], [self._num_tokens[row.slot] for row in rows]
 
     def sampling(self, slot: int) -> RowSampling:
@@ -214,7 +214,7 @@ class SlotTables:
         return self._tokens[row.slot, row.start + 1 : end].tolist()
 
     def views(self, slots: Sequence[int]) -> RowViews:
-        """What stages may see of the sequences in `slots`."""
+        """What sampling stages may see of the sequences in `slots`."""
         samplings = [self._samplings[slot] for slot in slots]
         ends = [self._num_tokens[slot] for slot in slots]
         return RowViews(
@@ -226,7 +226,7 @@ class SlotTables:
         )
 
     def batch(self, rows: Sequence[Row], device: torch.device) -> ForwardBatch:
-        """The tensors for `rows`, at least one, all of them already taken note of; they hold until the next call."""
+        """The tensors for `rows` (at least one, each already passed to `advance`); valid until the next call."""
         slots, starts, counts = np.array([(row.slot, row.start, row.count) for row in rows]).T
         tokens, longest = sum([row.count for row in rows]), max([row.start + row.count for row in rows])
         form = self._form_of(len(rows), tokens, -(-longest // self._block_size))

@@ -1,7 +1,7 @@
-"""Saves KV blocks and recurrent states, and puts saved ones back into memory: what plans say of a store, done.
+"""Saves KV blocks and recurrent states, and loads saved ones back into memory, as plans say.
 
-Decides nothing: which blocks is in the plan, where files are and how they are checked is the store's. Invariant: what
-comes into memory was checked before; a block that a plan hands out again is not being saved any more.
+Decides nothing: the plan names the blocks, the store knows files and checksums. Invariant: everything is checked before
+it is loaded; a block that a plan hands out again is no longer being saved.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock.thread_turns import give_way
 __all__ = ["BlockKeeping"]
 
 _STATES = 1
-"""The writer's shelf for states, where there are any; its first one is for blocks."""
+"""The writer's shelf for recurrent states; its first shelf is for blocks."""
 
 _LAST_SECONDS = 5.0
-"""For what is still to be saved when a runner is closed."""
+"""Time to save what is still waiting when a runner is closed."""
 
 
 class BlockKeeping:
@@ -29,7 +29,7 @@ class BlockKeeping:
     Args:
         kv: the memory.
         store: one whose blocks have the bytes of `kv`'s.
-        most_bytes: what all of the store's folders may take together.
+        most_bytes: the most that all folders of the store may take together.
         states: of a model that carries state; else None.
         kept_states: where these are kept, as `store` for blocks.
     """
@@ -53,7 +53,7 @@ class BlockKeeping:
         self._writer = BlockWriter(shelves, DiskBudget(store.folder.path.parent, most_bytes, give_way))
 
     def begin(self, plan: StepPlan) -> None:
-        """What a plan saves from now on, and what it hands out; to be called before any of its rows."""
+        """Start saving what a plan wants saved, and note the blocks that it hands out. Call before any of its rows."""
         self._writer.step_begins()
         if plan.saves:
             self._writer.offer(plan.saves)
@@ -69,9 +69,9 @@ class BlockKeeping:
                 self._writer.take_back([kept.slot for kept in row.checkpoints], _STATES)
 
     def restore(self, row: Row, blocks: Sequence[int]) -> RowResult | None:
-        """Read the blocks of a row into `blocks`, and the state behind them where the model carries state.
+        """Read the blocks of a row into `blocks`, and the state after them if the model carries state.
 
-        Says so if one is not there, or not what was written.
+        Returns an error if one is missing or damaged.
         """
         states = self._states
         if states is not None:
@@ -91,7 +91,7 @@ class BlockKeeping:
         return None
 
     def end(self) -> StoreCounts | None:
-        """The plan is computed; how saving goes, if that has changed since the last call."""
+        """The plan has been computed. Returns the progress of saving if it changed since the last call."""
         self._writer.step_ends()
         counts = self._writer.counts
         if counts == self._said:
@@ -100,11 +100,11 @@ class BlockKeeping:
         return counts
 
     def settle(self, seconds: float) -> bool:
-        """Wait until everything is written, but no longer; whether it is."""
+        """Wait until everything is written, at most this long. Returns whether it is."""
         return self._writer.settle(seconds)
 
     def close(self) -> None:
-        """Save what is to be saved, if that takes no longer than seconds, and no more."""
+        """Save what is waiting, for at most some seconds, and stop."""
         self._writer.hurry()
         self._writer.settle(_LAST_SECONDS)
         self._writer.close()

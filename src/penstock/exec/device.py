@@ -1,6 +1,6 @@
-"""What the machine can do: device, backend, dtype, threads and free memory, from what was chosen and what is there.
+"""Device, backend, dtype, threads and memory, from the operator's options and the hardware.
 
-Decides what `auto` and 0 mean. Knows options and hardware, and of a checkpoint only its stored dtype, by name.
+Decides what `auto` and 0 mean. Of a checkpoint it knows only the name of its stored dtype.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _PLAIN = {torch.float32: WeightFormat.F32, torch.bfloat16: WeightFormat.BF16}
 _WEIGHT_FORMATS = {"file": WeightFormat.STORED, "int8": WeightFormat.INT8, "int4": WeightFormat.INT4}
 
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags, as Linux spells them on x86 and on Arm, that mean bfloat16 products in hardware."""
+"""CPU flags (Linux names, x86 and Arm) for bfloat16 products in hardware."""
 
 _AMX_FLAGS = frozenset({"amx_tile", "amx_bf16"})
-"""CPU flags that mean bfloat16 products in AMX; Linux shows them where it saves the registers for programs."""
+"""CPU flags for bfloat16 products in AMX; Linux shows them if it saves these registers."""
 
 _ONEDNN_WEIGHTS = 1_000_000_000
-"""Weights of a model from which on oneDNN's calls, which are many and come from Python, take less than they save."""
+"""Number of weights from which oneDNN saves more time than its many calls from Python cost."""
 
 _AUTO_KV_SHARE = 4  # kv_cache_memory 0 takes one part in four of the free memory
 
@@ -70,12 +70,12 @@ def resolve_device(option: str) -> torch.device:
 def good_dtypes(device: torch.device, compiled: bool, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
     """The dtypes that `auto` may choose on this device.
 
-    Where the compiled kernels serve that is bfloat16 alone, which has half the bytes of float32 and is multiplied more
-    quickly. Elsewhere those in which the device is fast, float32 always among them.
+    With compiled kernels only bfloat16, which has half the bytes of float32 and is multiplied faster. Otherwise those
+    in which the device is fast, always including float32.
 
     Args:
         device: where the model runs.
-        compiled: whether the compiled kernels are there; they are good at bfloat16 on any CPU.
+        compiled: whether compiled kernels exist; they are fast at bfloat16 on any CPU.
         cpuinfo: where Linux describes its processors.
     """
     if device.type == "cuda":
@@ -92,7 +92,7 @@ def resolve_dtype(option: str, stored: str, device: torch.device, good: frozense
 
     Args:
         option: `auto`, `float32`, `bfloat16` or `float16`.
-        stored: the name of the dtype that the checkpoint is stored in; any other word means that it is quantised.
+        stored: the name of the checkpoint's dtype; any other word means that it is quantised.
         device: where the model will run.
         good: the dtypes that `auto` may choose here, from `good_dtypes`.
 
@@ -178,7 +178,7 @@ def compute_threads(option: int) -> int:
 
 
 def open_backend(device: torch.device, threads: int, isa: str = "", option: str = "PENSTOCK_ISA") -> Backend:
-    """What computes on a device: on a CPU the compiled kernels, where this installation has them; else torch.
+    """The backend for a device: on a CPU the compiled kernels if this installation has them, otherwise torch.
 
     Args:
         device: where the model runs.
@@ -198,12 +198,12 @@ def open_backend(device: torch.device, threads: int, isa: str = "", option: str 
 
 
 def set_torch_threads(threads: int, packed: bool = False) -> None:
-    """Set the threads of torch's own operations, of which the whole process has one number: torch knows no other way.
+    """Set the number of threads of torch's own operations, which torch keeps once for the whole process.
 
     Args:
         threads: how many.
-        packed: whether the model's projections are packed. Then torch, left with small operations, gets one thread:
-            its waiting threads would hold the processors that the compiled kernels' threads need.
+        packed: whether the model's projections are packed. Then torch has only small operations and gets one thread:
+            its waiting threads would occupy CPUs that the compiled kernels need.
     """
     torch.set_num_threads(1 if packed else threads)
 
@@ -214,16 +214,16 @@ def kv_budget(
     """Bytes for the KV cache, for the option `kv_cache_memory`.
 
     Args:
-        option: itself, or 0 for a quarter of what is free now.
+        option: bytes, or 0 for a quarter of what is free now.
         device: where it will be.
-        least: what 0 gives at any rate: room for the longest request that the operator wants.
+        least: the least that 0 gives: room for the longest request that the operator wants.
         free: tells what is free.
     """
     return option or max(least, free(device) // _AUTO_KV_SHARE)
 
 
 def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
-    """What the first processor says it can do; nothing where the system does not tell."""
+    """The flags of the first processor; empty if the system does not tell."""
     if not cpuinfo.exists():
         return frozenset()
     for line in cpuinfo.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The draft model: a small model that follows the sequences of a large one, and guesses how they go on.
+"""The draft model: a small model that follows the sequences of a large one and guesses their next tokens.
 
 It has a KV store of its own, of as many blocks of the same size, and the same block tables: preemption, shared prefixes
 and drafts that were wrong need nothing new. What it has computed it knows by itself, position by position, and of
@@ -6,7 +6,7 @@ blocks that sequences share, whole block by block; whatever it lacks (a prompt t
 it computes before it guesses. Its tokens are chosen as the large model's are, with the sequence's parameters and the
 random number of the same place, so that the two agree more often than the most likely token would.
 
-Decides nothing: plans say whom it follows and how much it guesses. Nothing depends on what it says but time.
+Decides nothing: plans say which sequences it follows and how much it guesses. Its guesses affect time alone.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DraftModel:
         self._begin()
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence that will draw tokens; of its cached blocks, those are there that were followed."""
+        """Admit a sequence that will draw tokens. Those of its cached blocks that were followed are here too."""
         if admit.embedding is not None:
             return
         size, spec = self.kv.block_size, admit.sampling
@@ -85,13 +85,13 @@ class DraftModel:
         self._guesses[admit.slot] = ()
 
     def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`; one that draws no tokens is none of its."""
+        """Forget the sequence in `slot`, if it was one that draws tokens."""
         if slot in self._guesses:
             self._tables.release(slot)
             del self._guesses[slot], self._noted[slot]
 
     def advance(self, row: Row) -> None:
-        """The large model computes `row`: what the blocks of its positions held is another's, or gone."""
+        """The large model computes `row`: earlier contents of the blocks of its positions are no longer valid."""
         if row.slot in self._guesses:
             self._tables.extend(row.slot, row.new_blocks)
             size = self.kv.block_size
@@ -104,7 +104,7 @@ class DraftModel:
 
     @contextmanager
     def borrowed(self, block: int) -> Iterator[None]:
-        """Inside the `with`, it follows other sequences, which may use `block`; after it everything is as it was."""
+        """Inside the `with`, it may follow other sequences, which may use `block`; afterwards all is as before."""
         kept = self._tables, self._guesses, self._noted
         whole = self._whole[block]
         self._begin()
@@ -116,7 +116,7 @@ class DraftModel:
             self._whole[block] = whole
 
     def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
-        """Take in what rows drew, catch up where that is wanted, and guess.
+        """Note what rows drew, catch up where ordered, and guess.
 
         Args:
             rows: all that were computed.
@@ -145,7 +145,7 @@ class DraftModel:
         self._noted: dict[int, int] = {}  # by slot: leading blocks that are known to be whole
 
     def _take(self, result: RowResult) -> None:
-        """Add what was drawn; as far as that was guessed, it is computed already, but for the last token."""
+        """Add what was drawn. Tokens that were guessed have been computed already, except the last one."""
         slot, tables = result.slot, self._tables
         known, computed, right = tables.num_tokens(slot), tables.computed(slot), 0
         for token, guess in zip(result.tokens, self._guesses[slot], strict=False):
@@ -163,7 +163,7 @@ class DraftModel:
         return result._replace(guess=self._guesses[slot], lag=lag)
 
     def _guess(self, orders: Sequence[Row]) -> tuple[int, int]:
-        """Catch up with the sequences of `orders` and guess: the passes that took, and their positions."""
+        """Catch up with the sequences of `orders` and guess. Returns the passes it took and their positions."""
         rows = [self._catching_up(row) for row in orders]
         wanted = {row.slot: row.guesses for row in orders}
         known = {row.slot: self._tables.num_tokens(row.slot) for row in orders}
@@ -197,7 +197,7 @@ class DraftModel:
             return self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
 
     def _draw(self, rows: Sequence[Row], hidden: Tensor, places: Sequence[int]) -> list[Row]:
-        """Choose the next token of each of `rows`, from `hidden` at `places`; the rows of those that have one."""
+        """Choose the next token of each of `rows` from `hidden` at `places`. Returns the rows that have one."""
         slots = [row.slot for row in rows]
         samplings, positions = self._tables.next_draws(rows)
 
@@ -215,7 +215,7 @@ class DraftModel:
         return following
 
     def _note_whole(self, slot: int) -> None:
-        """Note which blocks are computed, of tokens that were drawn and not guessed."""
+        """Note which blocks are computed from drawn tokens and not from guesses."""
         end = min(self._tables.computed(slot), self._tables.num_tokens(slot) - 1) // self.kv.block_size
         if end > self._noted[slot]:
             self._whole[self._tables.block_ids(slot, self._noted[slot], end)] = True
@@ -229,7 +229,7 @@ def _last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
 
 
 def _as_wide(logits: Tensor, width: int) -> Tensor:
-    """`[S, V]` as wide as the large model's: what lies beyond is cut off, what lacks is ruled out."""
+    """Logits `[S, V]` as wide as the large model's: extra tokens are cut off, missing ones ruled out."""
     if logits.shape[1] > width:
         return logits[:, :width].contiguous()
     return pad(logits, (0, width - logits.shape[1]), value=-torch.inf) if logits.shape[1] < width else logits

@@ -1,7 +1,7 @@
 """Drawing the tokens of a step's rows from their logits, and judging drafts by what is drawn.
 
-Here is why drafts change nothing: at each place exactly that is drawn which would be drawn without them, and the first
-place that draws something else than its draft is a row's last.
+This is why drafts change no answer: each place draws exactly what it would draw without drafts, and a row ends at the
+first place that draws something other than its draft.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Drawn(NamedTuple):
         tokens: in order of position.
         failures: why the last draw failed.
         waiting: the place in the logits that a draw waits at.
-        foreseen: what is likely to come next, where anything is.
+        foreseen: likely next tokens, for the rows that have any.
     """
 
     tokens: defaultdict[int, list[SampledToken]]
@@ -45,7 +45,7 @@ class Drawing:
     """Draws for the rows of one step.
 
     Args:
-        slots: of the sequences; they take in what is drawn.
+        slots: of the sequences; drawn tokens are appended to them.
         masking: knows their grammars and thinking budgets.
         drawn: what comes of it is added here.
     """
@@ -60,9 +60,9 @@ class Drawing:
     def draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> None:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
-        One place after the other, as if there were no drafts: whatever a place depends on (masks, budgets, penalties)
-        has then seen exactly the tokens before it. Rows that depend on nothing of that kind draw at all places at once,
-        and so do those whose forms go along with their drafts.
+        One place after the other, as without drafts: so whatever a place depends on (masks, budgets, penalties) has
+        seen exactly the tokens before it. Rows that depend on none of these draw at all places at once, and so do rows
+        whose grammars can follow their drafts.
 
         Args:
             rows: at least one; all sample.
@@ -96,17 +96,17 @@ class Drawing:
             pending = self._masking.begin(going)
 
     def foresee(self, rows: Sequence[Row]) -> None:
-        """Note what the forms of `rows`, which have drawn, make likely to come next."""
+        """Note which next tokens the grammars of `rows`, which have drawn, make likely."""
         for row in rows:
             if row.slot not in self._drawn.waiting and row.slot not in self._drawn.failures:
                 self._drawn.foreseen[row.slot] = self._masking.foresee(row.slot)
 
     def _draws_freely(self, row: Row, watched: Set[int]) -> bool:
-        """Whether the draws of a row depend on their places' logits and positions alone, not on the tokens before."""
+        """Whether the draws of a row depend only on logits and positions, not on the tokens before."""
         return row.slot not in watched and not self._slots.sampling(row.slot).row_stages
 
     def _draw_at_once(self, rows: Sequence[Row], places: Sequence[int], logits: Tensor) -> None:
-        """Draw at every place of `rows`, which draw freely and begin at `places`; keep what is not behind a miss."""
+        """Draw at every place of `rows`, which draw freely and begin at `places`; keep draws up to the first miss."""
         counts = [1 + len(row.drafts) for row in rows]
         own, next_positions = self._slots.next_draws(rows)
         samplings = [sampling for sampling, count in zip(own, counts, strict=True) for _ in range(count)]
@@ -125,11 +125,11 @@ class Drawing:
             first += count
 
     def _draws_along(self, row: Row) -> bool:
-        """Whether the draws of a row depend on their places and on a form alone that can go along with its drafts."""
+        """Whether the draws of a row depend only on their places and on a grammar that can follow its drafts."""
         return not self._slots.sampling(row.slot).row_stages and self._masking.goes_along(row.slot)
 
     def _draw_along(self, rows: Sequence[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
-        """Draw at every place of rows whose forms go along with their drafts; who is to go on from which place.
+        """Draw at every place of rows whose grammars follow their drafts. Returns which rows continue from which place.
 
         Args:
             rows: each with its first place.
@@ -160,7 +160,7 @@ class Drawing:
         return self._masking.sample(logits, samplings, positions, pending, row_views)
 
     def _keep(self, row: Row, sampled: Sampled, at: int) -> bool:
-        """Take what entry `at` drew for `row`; whether it is the row's next draft."""
+        """Keep what entry `at` drew for `row`. Returns whether it is the row's next draft."""
         if row.slot in self._drawn.waiting:
             return False
         if sampled.failed[at]:

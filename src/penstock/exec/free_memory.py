@@ -1,4 +1,4 @@
-"""How many bytes can still be taken on a device: the machine's, or what the limits of this process's groups leave.
+"""How much memory can still be allocated on a device: the machine's, or what control groups leave.
 
 Decides what is counted as free: pages that hold a file's contents are, since the system takes them back first.
 """
@@ -22,7 +22,7 @@ _FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Limit, use, file pages in memory.stat: of control groups version 2, whose hierarchy has no name, and of version 1."""
+"""File names of limit, usage and file pages, for control groups version 2 (hierarchy without name) and 1."""
 
 
 def free_memory(
@@ -32,8 +32,8 @@ def free_memory(
 
     Args:
         device: a CPU or a CUDA device.
-        meminfo: where Linux tells of its memory.
-        own_groups: where it tells which control groups this process is in.
+        meminfo: where Linux describes its memory.
+        own_groups: where Linux lists the control groups of this process.
         groups: where control groups are mounted, of either version.
     """
     if device != _HOST:

@@ -3,11 +3,11 @@
 Decides what happens to a choice after which the answer could not end in time: it is struck out and the row chooses
 again, with the same randomness; after a few such choices the row takes the next token of the ending that is known. Raw
 log probabilities are the model's, before any mask.
-Matchers are made and asked for masks in side threads, each mask from the moment at which a row's last token is known,
-and moved on there too where that takes a search. A step waits for them for a moment; a row whose form is not ready then
-waits itself, and draws in a later step what it would have drawn in this one.
-Where reasoning has used up its budget, one token may be chosen: the next of the tag that closes it. Knows no grammar
-and no tag: it goes by matchers and `Thinking`s (`contract.ports`).
+Side threads make matchers, compute masks as soon as a row's last token is known, and advance matchers if that takes a
+search. A step waits for them briefly; a row whose grammar is not ready then waits, and draws in a later step what it
+would have drawn in this one.
+When reasoning has used up its budget, only one token may be chosen: the next of the closing tag. Knows no grammar and
+no tag, only matchers and `Thinking`s (`contract.ports`).
 
 Invariants: a row's outcome depends on that row alone; rows with neither, or whose reasoning is over,
 are not touched and cost nothing.
@@ -37,19 +37,19 @@ __all__ = ["GrammarMasking", "PendingMasks"]
 
 _MOST_REJECTIONS = 8
 _PATIENCE_SECONDS = 0.05
-"""For how long a step may wait for masks, and again for its draws to be taken: all rows together."""
+"""How long a step may wait for masks, and again for matchers to take its draws; all rows together."""
 _MOST_FORESEEN = 16
 """Tokens of a guess."""
 _SHORT_PATIENCE_SECONDS = 0.002
-"""The same where some rows have no form: many times what nearly every mask takes."""
+"""The same if some rows have no grammar: many times what nearly every mask takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingMasks:
-    """Who is watched among the rows of a step that sample.
+    """Which sampling rows of a step have a grammar or a thinking budget.
 
     Attributes:
-        guided: index, slot and form of the rows whose answer has one.
+        guided: index, slot and form of the rows with a grammar.
         thinking: index and slot of the rows whose reasoning has a budget and is not over.
     """
 
@@ -83,7 +83,7 @@ class GrammarMasking:
         self._threads = SideThreads("penstock-forms")
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence; after a preemption what watches it goes again past what was generated. Never waits."""
+        """Admit a sequence. After a preemption, matcher and budget advance past the generated tokens. Never waits."""
         if admit.thinking is not None:
             self._watch(admit, admit.thinking)
         if admit.grammar is None:
@@ -101,11 +101,11 @@ class GrammarMasking:
                 self._think(admit.slot, token)
 
     def is_broken(self, slot: int) -> bool:
-        """Whether the grammar of the sequence in `slot` cannot be followed any more."""
+        """Whether the grammar of the sequence in `slot` can no longer be followed."""
         return slot in self._broken
 
     def waits(self, slot: int) -> bool:
-        """Whether the last draw of the sequence in `slot` waits for its form, and is to be made again."""
+        """Whether the last draw of the sequence in `slot` waits for its grammar and must be repeated."""
         return slot in self._waiting
 
     def goes_along(self, slot: int) -> bool:
@@ -119,18 +119,18 @@ class GrammarMasking:
         own: Sequence[RowSampling],
         next_positions: Sequence[int],
     ) -> tuple[Sampled, list[range]]:
-        """Draws of rows whose forms go along with their drafts, at all their places at once.
+        """Draw at all places of rows whose grammars follow their drafts.
 
-        Forms move on past what was drawn, up to the first draw that is no draft.
+        Their matchers advance past what was drawn, up to the first draw that differs from its draft.
 
         Args:
-            rows: that have drafts and use no stage that looks back.
+            rows: rows with drafts and without stages that look back.
             logits: for each `[1 + D, V]` float32; not changed.
             own: how each samples.
             next_positions: index in its sequence of the first token that each chooses.
 
         Returns:
-            The draws, and for each row which of them hold, the last one included.
+            The draws, and for each row which of them are valid, including its last one.
         """
         forms = [self._guided[row.slot] for row in rows]
         width = logits[0].shape[-1]
@@ -167,7 +167,7 @@ class GrammarMasking:
         return () if form is None else form.foresee(_MOST_FORESEEN)
 
     def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`. What is being done for it is let finish, and not used."""
+        """Forget the sequence in `slot`. Work under way for it finishes and is not used."""
         self._thinking.pop(slot, None)
         self._guided.pop(slot, None)
         self._broken.discard(slot)
@@ -181,7 +181,7 @@ class GrammarMasking:
         self._waiting.clear()
 
     def begin(self, sampling: Sequence[Row]) -> PendingMasks | None:
-        """Who is watched among the rows `sampling`; None if nobody is."""
+        """Which rows of `sampling` have a grammar or a thinking budget; None if none has."""
         if not self._guided and not self._thinking:  # nearly every step
             return None
         guided = [
@@ -191,7 +191,7 @@ class GrammarMasking:
         return PendingMasks(guided, thinking) if guided or thinking else None
 
     def watched(self, pending: PendingMasks | None) -> frozenset[int]:
-        """The slots of those who are watched in a step."""
+        """The slots of rows with a grammar or a thinking budget."""
         if pending is None:
             return frozenset()
         return frozenset([*(slot for _, slot, _ in pending.guided), *(slot for _, slot in pending.thinking)])
@@ -204,7 +204,7 @@ class GrammarMasking:
         pending: PendingMasks | None,
         row_views: ViewRows,
     ) -> Sampled:
-        """`sampler.sample` under the pending masks and the tokens due, and everything that watches a row moved on.
+        """`sampler.sample` under the pending masks and due tokens; then advance matchers and budgets.
 
         What a mask rules out becomes -inf in `logits`, `[S, V]` float32.
         """
@@ -234,7 +234,7 @@ class GrammarMasking:
         return sampled
 
     def _lower(self, logits: Tensor, guided: list[_Guided], patience: float) -> list[_Guided]:
-        """Mask the logits of rows whose mask has come, in place, and give these rows; the others wait or are broken."""
+        """Mask, in place, the logits of rows whose mask is ready; return these rows. Others wait or are broken."""
         self._waiting.clear()
         self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + patience)
         masked: list[_Guided] = []
@@ -249,7 +249,7 @@ class GrammarMasking:
         return masked
 
     def _think(self, slot: int, token: int) -> None:
-        """Go on past `token`, as long as there may be reasoning."""
+        """Advance the thinking budget past `token`, while there may be reasoning."""
         thinking = self._thinking[slot]
         thinking.take(token)
         if thinking.over:
@@ -263,7 +263,7 @@ class GrammarMasking:
         row_views: ViewRows,
         patience: float,
     ) -> None:
-        """Move the forms of `drawn` rows on; let a row choose again where its answer could not be completed."""
+        """Advance the matchers of `drawn` rows; let a row choose again if its answer could not be completed."""
         deadline = time.monotonic() + patience
         for rejections in range(1, _MOST_REJECTIONS + 2):
             with self._threads.together():
@@ -291,7 +291,7 @@ class GrammarMasking:
         given: tuple[Tensor, Sequence[RowSampling], Sequence[int]],
         row_views: ViewRows,
     ) -> bool:
-        """Strike out what a row drew and draw again, after so many `rejections` the known ending; false if it fails."""
+        """Rule out what a row drew and draw again; after some `rejections` take the known ending. False if it fails."""
         row, _, form = refused
         logits, samplings, positions = given
         logits[row, sampled.tokens[row]] = -torch.inf
@@ -304,14 +304,14 @@ class GrammarMasking:
 
 
 def _matcher(grammars: Grammars, admit: Admit, grammar: Grammar) -> Matcher | None:
-    """The matcher of a sequence, past what was generated before a preemption; None if that cannot be followed."""
+    """The matcher of a sequence, advanced past what was generated before a preemption; None if that is impossible."""
     matcher = grammars.matcher(grammar, admit.max_new_tokens, admit.tokens[: admit.prompt_tokens])
     followed = all(matcher.take(token) for token in admit.tokens[admit.prompt_tokens :])
     return matcher if followed else None
 
 
 def _right(drafts: Sequence[int], sampled: Sampled, first: int) -> int:
-    """How many of `drafts` were drawn, by the entries from `first` on, before one that was not."""
+    """How many leading `drafts` were drawn, in the entries from `first` on."""
     for count, draft in enumerate(drafts):
         if sampled.failed[first + count] or sampled.tokens[first + count] != draft:
             return count
@@ -319,7 +319,7 @@ def _right(drafts: Sequence[int], sampled: Sampled, first: int) -> int:
 
 
 def _leave_only(logits: Tensor, token: int) -> None:
-    """Rule out every other token of one row `[V]`, in place. A NaN stays one: such a row must fail, and not hide it."""
+    """Rule out every other token of one row `[V]`, in place. NaN stays NaN, so that such a row still fails."""
     bias = torch.full_like(logits, -torch.inf)
     bias[token] = torch.inf
     torch.minimum(logits, bias, out=logits)

@@ -1,9 +1,9 @@
-"""One answer that has a form, in the runner: its matcher, the mask of its next token, and the tokens that were tried.
+"""One guided answer in the runner: its matcher, the mask of its next token, and the tokens that were tried.
 
-All that may take long happens in side threads, one thing at a time: a matcher is made, or moved on by a search for an
-ending, or asked for its mask. Until it has happened the row waits, and a step that comes later asks again: the answers
-are the same whenever they come. A token that needs no search is taken in the step's own thread, and masks are computed
-there once some of them were quick: to another thread and back takes several times as long as most masks do.
+Slow work happens in side threads, one thing at a time: making a matcher, advancing it by a search for an ending, or
+computing a mask. Until it is done the row waits and a later step asks again; the results do not depend on when they
+arrive. A token that needs no search is taken in the step's own thread. Masks are computed there too once some were
+quick: handing work to another thread and back takes several times as long as most masks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["GuidedRow"]
 
 _LONG_SECONDS = 0.005
 _SLOW_SECONDS = 0.001
-"""Of processor time: in a side thread, and of a token in the step's own."""
+"""CPU time above which work counts as long: in a side thread, and for a token in the step's own."""
 _SLOW_MASK_SECONDS = 0.003
 _QUICK_SECONDS = 0.001
 _PROVEN = 3
-"""Masks in a row that were that quick, after which the next ones are computed in the step's own thread;
-twice as many after one of these took long."""
+"""Quick masks in a row after which the next ones are computed in the step's own thread; twice as many after one of
+them took long."""
 
 _Result = TypeVar("_Result")
 
@@ -43,10 +43,10 @@ class GuidedRow:
 
     Args:
         threads: where the work is done.
-        make: makes the matcher, past what was generated before a preemption; None if that cannot be followed.
+        make: makes the matcher, advanced past what was generated before a preemption; None if that is impossible.
 
     Attributes:
-        mask: whether there is a mask of the next token, once that is known: else the row is broken.
+        mask: whether the next token has a mask, once that is known; if not, the row is broken.
     """
 
     def __init__(self, threads: SideThreads, make: Callable[[], Matcher | None]) -> None:
@@ -65,26 +65,26 @@ class GuidedRow:
 
     @property
     def unknown(self) -> Future[bool]:
-        """What is being found out; done already where nothing is."""
+        """The work under way; a finished one if there is none."""
         return self.mask if self._trying is None else self._trying[1]
 
     def lower(self, logits: Tensor, lowered: Tensor) -> None:
-        """Write the logits `[V]` to `lowered`, with -inf for what the mask rules out; once `mask` is true.
+        """Write the logits `[V]` to `lowered`, with -inf for what the mask rules out; requires `mask`.
 
-        A NaN stays one: such a row must fail, and not hide it. Not a `masked_fill_`, which takes twenty times as long.
+        NaN stays NaN, so that such a row still fails. Not a `masked_fill_`, which takes twenty times as long.
         """
         bias = torch.from_numpy(self._bias).flatten()[: len(logits)].to(logits.device)
         torch.minimum(logits, bias, out=lowered)
 
     @property
     def goes_along(self) -> bool:
-        """Whether it may be asked to `lower_along` drafts: its mask is known, and all was quick so far."""
+        """Whether `lower_along` may be called: the mask is known, and all was quick so far."""
         return self._proven and self._trying is None and not self._refused and self.mask.done() and self.mask.result()
 
     def lower_along(self, logits: Tensor, lowered: Tensor, drafts: Sequence[int]) -> int:
-        """As `lower`, for the next token's place and those behind each of `drafts`, as far as that is quick.
+        """As `lower`, for the place of the next token and the places after each of `drafts`, as far as that is quick.
 
-        Nothing has changed until `arrive`, which must follow.
+        The matcher moves only with `arrive`, which must follow.
 
         Args:
             logits: `[1 + D, V]`.
@@ -92,7 +92,7 @@ class GuidedRow:
             drafts: `D` of them.
 
         Returns:
-            How many drafts may come, without a search: the places behind these are written too.
+            How many drafts are allowed without a search; the places after these are written too.
         """
         began, matcher = time.thread_time(), self._followed()
         self._ahead = [(matcher, self._of)]
@@ -111,13 +111,13 @@ class GuidedRow:
         return len(self._ahead) - 1
 
     def arrive(self, count: int) -> None:
-        """So many of the drafts were drawn: it stands behind them now."""
+        """This many drafts were drawn: advance past them."""
         self._matcher, mask = self._ahead[count]
         self._spread(mask)
         self._ahead = []
 
     def take(self, token: int) -> Future[bool]:
-        """Whether the matcher has gone on past `token`. Asked for a token again, it does not try again."""
+        """Whether the matcher has advanced past `token`. Asked for the same token again, it does not try again."""
         if token in self._refused:
             return _known(False)
         if self._trying is None:
@@ -130,7 +130,7 @@ class GuidedRow:
         return self._trying[1]
 
     def settle(self, token: int, taken: bool) -> None:
-        """Take in the result of `take`: go on to the next token, or remember that this one cannot come."""
+        """Apply the result of `take`: go on to the next token, or remember that this one is not allowed."""
         if token in self._refused:  # said again: another one is being tried
             return
         self._trying = None
@@ -145,7 +145,7 @@ class GuidedRow:
         return self._followed().closing()
 
     def foresee(self, most: int) -> tuple[int, ...]:
-        """See `Matcher`; nothing where that might take long, or something is being found out."""
+        """See `Matcher`; nothing if that might take long or work is under way."""
         if not self._proven or self._trying is not None or not (self.mask.done() and self.mask.result()):
             return ()
         matcher = self._followed()
@@ -157,7 +157,7 @@ class GuidedRow:
         return self._quick >= self._needed and not self._long
 
     def _at_once(self, work: Callable[[], _Result]) -> _Result:
-        """Compute something in this thread; if it takes long, the next ones are not computed here."""
+        """Compute something in this thread; if it takes long, the next ones go to a side thread."""
         began = time.thread_time()
         result = work()
         if time.thread_time() - began > _SLOW_MASK_SECONDS:
@@ -169,7 +169,7 @@ class GuidedRow:
         self._needed *= 2
 
     def _submit(self, work: Callable[[], bool]) -> Future[bool]:
-        """Have something done; after something long, it is likely to be long too."""
+        """Submit work to a side thread; after long work it is likely to be long too."""
 
         def timed() -> bool:
             began = time.thread_time()
@@ -181,7 +181,7 @@ class GuidedRow:
         return self._threads.submit(timed, long=self._long)
 
     def _take_at_once(self, matcher: Matcher, token: int) -> bool | None:
-        """`Matcher.take_at_once`, in this thread; after something long it is likely to be long too, and not tried."""
+        """`Matcher.take_at_once` in this thread; not tried after long work, since it is likely to be long too."""
         if self._long or self._slow:
             return None
         began = time.thread_time()
@@ -212,9 +212,9 @@ class GuidedRow:
         return True
 
     def _spread(self, mask: bytes) -> None:
-        """Let `mask` be numbers that logits are never above: +inf, or -inf where a token may not come.
+        """Spread `mask` into upper bounds for logits: +inf, or -inf for a token that is not allowed.
 
-        Kept between steps, because most masks are those of the step before: a string goes on.
+        Kept between steps, because most masks equal the one of the step before: a string goes on.
         """
         if mask != self._of:
             if len(self._bias) != len(mask):
@@ -224,7 +224,7 @@ class GuidedRow:
 
 
 def _mask_behind(matcher: Matcher, token: int) -> bytes:
-    """The mask after `token`; b"" where it may not come, or that would take a search, or the form breaks there."""
+    """The mask after `token`; b"" if it is not allowed, would take a search, or breaks the grammar."""
     try:
         return matcher.mask() if matcher.take_at_once(token) else b""
     except EngineFault:

@@ -1,8 +1,8 @@
 """The KV cache: memory for the keys and values of every block, sized once from a budget in bytes.
 
-Decides how much fits and how it is laid out. A block holds a fixed number of positions of one sequence in all of a
-model's caches, each with its own heads and head width; layers may share a cache. Does not know layers, owners or
-contents of blocks: they are handed out again without being cleared, so readers must not look beyond what was written.
+Decides how much fits and how it is laid out. A block holds a fixed number of positions of one sequence in all caches of
+a model, each with its own heads and head width; layers may share a cache. Does not know layers, owners or contents of
+blocks: blocks are reused without being cleared, so readers must not read beyond what was written.
 
 Invariant: the memory never moves and never grows after construction.
 """
@@ -60,7 +60,7 @@ def block_bytes(specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtyp
 
 
 def _numbers(spec: KvCacheSpec, block_size: int, dtype: torch.dtype) -> int:
-    """Of one block in one cache; packed caches have as many, where `Backend.packs_kv` allows them."""
+    """Numbers of one block in one cache; packed caches have as many."""
     shapes = _shapes(spec, 1, block_size, dtype, packed=False)
     return sum(math.prod(shape) for shape in shapes if shape is not None)
 
@@ -84,8 +84,8 @@ class KVStore:
     """Keys and values of all caches of a model, in blocks. Owned by the runner.
 
     Attributes:
-        keys: of each cache `[num_blocks, block_size, Hkv, D]` with heads of its own, undefined until written; the
-            operating system finds the memory as blocks are first used, in large pages where it has them.
+        keys: of each cache `[num_blocks, block_size, Hkv, D]` undefined until written; the operating system allocates
+            the memory as blocks are first used, in large pages if it has them.
         values: the same; of a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of its keys.
 
     With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
@@ -127,17 +127,17 @@ class KVStore:
         return sum(len(rows[0]) for rows in self._rows)
 
     def copy_block(self, block: int, content: memoryview) -> None:
-        """Put all bytes of a block, cache after cache, into `content`; on the host."""
+        """Copy all bytes of a block, cache after cache, into `content` on the host."""
         copy_place(self._rows, block, content)
 
     def block_content(self, block: int) -> bytes:
-        """All bytes of a block, as `copy_block` puts them."""
+        """All bytes of a block, as `copy_block` writes them."""
         content = bytearray(self.block_bytes)
         self.copy_block(block, memoryview(content))
         return bytes(content)
 
     def fill_block(self, block: int, content: memoryview) -> None:
-        """Make a block what `copy_block` put, of a store of the same form."""
+        """Fill a block with what `copy_block` wrote, in a store of the same form."""
         fill_place(self._rows, block, content)
 
     @cached_property
@@ -147,7 +147,7 @@ class KVStore:
         return rows_of_bytes((*self.keys, *own))
 
     def fill_with_nan(self) -> None:
-        """Make everything held NaN, for those who test that nothing is read before it was written."""
+        """Fill everything with NaN, for tests that nothing is read before it is written."""
         for cache in (*self.keys, *self.values):
             cache.view(torch.uint8).fill_(0xFF)  # in each floating dtype a NaN; so is the scale of int8
 
@@ -185,7 +185,7 @@ def _shapes(
 
 
 def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """A tensor of each size; on a CPU in large pages: blocks lie scattered, and each would be on a small page alone."""
+    """A tensor of each size; on a CPU in large pages, since scattered blocks would otherwise each need a page."""
     if not sizes:
         return ()
     if device != _HOST:

@@ -1,11 +1,11 @@
-"""Memory of blocks that will be used soon, found by the system before a step writes there.
+"""Allocates the memory of blocks that will be used soon, before a step writes there.
 
-A large page that is written for the first time is looked for and zeroed then, and every cache of a model comes to the
-end of one at about the same block: a step of 100 ms took 300 ms once in some thousand tokens. Here a thread asks for
-the next page of one cache after the other, and rests in between. Where it is overtaken, or the system cannot be asked
-(Linux before 5.14, others), the step finds the memory itself, as ever.
+The system finds and zeroes a large page when it is first written, and all caches of a model reach the end of a page at
+about the same block: once in some thousand tokens a step of 100 ms took 300 ms. Here a thread asks for the next page of
+one cache after the other, with pauses. If steps overtake it, or the system has no such call (Linux before 5.14, other
+systems), the step allocates the memory itself.
 
-Decides how far ahead. Memory that no block comes near is not taken.
+Decides how far ahead. Memory far from any used block is not allocated.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ["MemoryAhead"]
 
 _POPULATE_WRITE = 23  # madvise(2): as if every page were written, without a change
 _REST_SECONDS = 0.01
-"""After each page, which takes a millisecond to ten: what computes meanwhile loses little."""
+"""Pause after each page, which takes 1 to 10 ms, so that computing loses little."""
 
 
 class MemoryAhead:
-    """Asks for memory of the blocks behind the highest one in use. `reach` is for one thread.
+    """Allocates memory for the blocks after the highest one in use. `reach` is for one thread.
 
     Args:
         caches: each `[num_blocks, ...]`, contiguous.
@@ -62,11 +62,11 @@ class MemoryAhead:
         self._working = False
 
     def _blocks_found(self, found: int, cache: Tensor) -> int:
-        """How many blocks can be in use before more of a cache is wanted."""
+        """How many blocks can be in use before more memory of a cache is needed."""
         return len(cache) if found >= cache.nbytes else (found - LARGE_PAGE) // (cache.nbytes // len(cache))
 
     def _wanted(self, cache: Tensor) -> int:
-        """How many bytes of a cache should be there: those of blocks in use, and a page more."""
+        """How many bytes of a cache should be allocated: those of blocks in use, and one more page."""
         return min(cache.nbytes, cache.nbytes // len(cache) * (self._highest + 1) + LARGE_PAGE)
 
     def _ask(self, index: int, cache: Tensor) -> None:
@@ -79,5 +79,5 @@ class MemoryAhead:
 
 
 def _populate(address: int, count: int) -> bool:
-    """Have Linux find memory for `count` bytes from the start of a page on; whether it did."""
+    """Have Linux allocate `count` bytes from the start of a page on. Returns whether it did."""
     return not ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _POPULATE_WRITE)

@@ -1,6 +1,6 @@
-"""Does a model fit? What it needs against what is free, before the first weight is read.
+"""Whether a model fits: compares what it needs with what is free, before the first weight is read.
 
-Decides what is counted and what is advised; knows models by their sizes in bytes alone.
+Decides what is counted and what is advised; knows models only by their sizes in bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.contract.memory import readable_bytes
 __all__ = ["Alternative", "MemoryNeeds", "check_fits"]
 
 RESERVE = 96 << 20
-"""Bytes for what is not counted: grammars, HTTP, threads' stacks, and the allocator's holes."""
+"""Bytes for what is not counted: grammars, HTTP, thread stacks, fragmentation."""
 
 USEFUL_TOKENS = 512
 """An alternative whose KV cache holds less is not advised."""
@@ -28,12 +28,12 @@ class MemoryNeeds:
 
     Attributes:
         weights: all parameters, as they will be kept.
-        packing: what the largest of them takes besides while it is read and packed.
+        packing: what the largest parameter takes temporarily while it is read and packed.
         step: working memory of the largest step.
         block: one block of the KV cache.
         block_tokens: how many tokens it holds.
         blocks: how many there must be.
-        pages: what the KV cache takes as soon as it is used at all: large pages for each layer's keys and values.
+        pages: the least that a used KV cache takes: large pages for each layer's keys and values.
         angles: tables of rotary positions, as far as the longest sequence reaches.
     """
 
@@ -53,11 +53,11 @@ class MemoryNeeds:
 
     @property
     def total(self) -> int:
-        """At its highest: while weights are packed, or in the largest step."""
+        """The peak: while weights are packed, or in the largest step."""
         return self.weights + max(self.packing, self.kv + self.angles + self.step) + RESERVE
 
     def tokens_within(self, free: int) -> int:
-        """How many tokens the KV cache can hold where `free` bytes are; 0 where the rest does not fit already."""
+        """How many tokens the KV cache can hold with `free` bytes; 0 if the rest alone does not fit."""
         left = free - self.weights - RESERVE
         beside = self.angles + self.step
         if left < max(self.packing, self.pages + beside):
@@ -65,7 +65,7 @@ class MemoryNeeds:
         return (left - beside) // self.block * self.block_tokens
 
     def text(self) -> str:
-        """The parts, for people."""
+        """The parts as text."""
         tokens = self.blocks * self.block_tokens
         angles = f", angles of positions {readable_bytes(self.angles)}" if self.angles else ""
         return (
@@ -87,7 +87,7 @@ def check_fits(option: str, needs: MemoryNeeds, free: int, alternatives: Sequenc
     """Refuse what does not fit.
 
     Args:
-        option: whose value decided `needs`, for the message.
+        option: the option that decided `needs`, for the message.
         needs: of the model with the operator's options.
         free: bytes there are.
         alternatives: in the order in which they should be advised; those that do not fit are left out.

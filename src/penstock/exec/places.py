@@ -1,7 +1,7 @@
-"""What lies at one place of several arrays, as one run of bytes: a KV block in all caches, a state of all kinds.
+"""One place of several arrays as one run of bytes: a KV block in all caches, or all parts of a recurrent state.
 
-The bytes are as they lie in memory, so that what is put back is the same to the bit. Both directions let go of
-Python's lock while they copy.
+The bytes are copied as they lie in memory, so that a restored place is bit-identical. Both directions release Python's
+lock while they copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BytePlaces = tuple[npt.NDArray[np.uint8], ...]
 
 
 def rows_of_bytes(tensors: Sequence[Tensor]) -> BytePlaces:
-    """The memory of tensors on the host, each contiguous and `[places, ...]`; not a copy."""
+    """The memory of host tensors, each contiguous and `[places, ...]`; not a copy."""
     return tuple(tensor.view(torch.uint8).reshape(tensor.shape[0], -1).numpy() for tensor in tensors)
 
 
 def copy_place(rows: BytePlaces, place: int, content: memoryview) -> None:
-    """Put the bytes at `place`, array after array, into `content`, which has as many."""
+    """Copy the bytes at `place`, array after array, into `content`, which has the same size."""
     numbers, start = np.frombuffer(content, dtype=np.uint8), 0
     for each in rows:
         end = start + each.shape[1]
@@ -35,7 +35,7 @@ def copy_place(rows: BytePlaces, place: int, content: memoryview) -> None:
 
 
 def fill_place(rows: BytePlaces, place: int, content: memoryview) -> None:
-    """Make `place` what `copy_place` put into `content`."""
+    """Fill `place` with what `copy_place` wrote to `content`."""
     numbers, start = np.frombuffer(content, dtype=np.uint8), 0
     for each in rows:
         end = start + each.shape[1]

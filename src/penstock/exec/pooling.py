@@ -1,10 +1,10 @@
-"""Embeddings in the runner: hidden states become one vector a prompt, over as many steps as its rows take.
+"""Embeddings in the runner: the hidden states of a prompt become one vector, over as many steps as its rows take.
 
-Decides how states are added up, cut and scaled, and when layers behind pooling compute. Does not know how states were
-computed or for whom.
+Decides how states are summed, cut and scaled, and when the layers after pooling compute. Does not know how states were
+computed or for which request.
 
-Invariant: a vector's bits depend on the states of its prompt alone, in the order of its positions. They are added one
-after the other in float64, so where one row ends and the next begins cannot be seen, and neither can other rows.
+Invariant: a vector's bits depend only on the states of its prompt in order of position. States are added one by one in
+float64, so neither the borders of rows nor other rows make a difference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Pools"]
 
 @dataclass(slots=True)
 class _Pool:
-    """One prompt on its way; `total` is `[H]` float64, what was taken of the states of all positions so far."""
+    """A prompt being pooled; `total` is `[H]` float64, the sum (or last) of the states so far."""
 
     spec: EmbeddingSpec
     length: int
@@ -35,7 +35,7 @@ class Pools:
     """The prompts that are being embedded, by slot. Owned by the runner; changed by plans and hidden states only.
 
     Args:
-        layers: what a pooled vector goes through before it is cut and scaled.
+        layers: layers applied to a pooled vector before it is cut and scaled.
     """
 
     def __init__(self, layers: Sequence[EmbeddingLayer] = ()) -> None:
@@ -43,7 +43,7 @@ class Pools:
         self._layers = tuple(layers)
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence; one that was preempted begins again."""
+        """Admit a sequence; a preempted one begins again."""
         if admit.embedding is None:
             return
         skips = admit.computed and not admit.embedding.pooling.takes_cached
@@ -58,7 +58,7 @@ class Pools:
         """Add the states of `rows`, `hidden` `[T, H]`, of which row `r` has `q_start[r]` to `q_start[r + 1]`.
 
         Returns:
-            Slot to vector, as results carry it, of each prompt that is complete now; None where it is not finite.
+            Slot to vector of each prompt that is complete now; None if a value is not finite.
         """
         if not self._pools:
             return {}
@@ -75,7 +75,7 @@ class Pools:
 
 
 def _add(pool: _Pool, states: Tensor) -> None:
-    """Take in the `[n, H]` states of the next positions."""
+    """Add the `[n, H]` states of the next positions."""
     if pool.spec.pooling is Pooling.LAST:
         pool.total = states[-1].double()
         return
@@ -91,7 +91,7 @@ def _add(pool: _Pool, states: Tensor) -> None:
 
 
 def _finished(pool: _Pool, layers: Sequence[EmbeddingLayer]) -> bytes | None:
-    """The vector as results carry it; None where it is not finite."""
+    """The finished vector; None if a value is not finite."""
     assert pool.total is not None, "a prompt has a position"
     vector = pool.total / pool.length if pool.spec.pooling is Pooling.MEAN else pool.total
     for layer in layers:

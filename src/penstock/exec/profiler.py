@@ -16,7 +16,7 @@ __all__ = ["TorchProfiler"]
 class TorchProfiler:
     """Records the operations of the thread that starts it; the same thread must stop it.
 
-    Compiled kernels are no operations of torch's: of them it sees the spans around.
+    Compiled kernels are not torch operations; only the spans around them are recorded.
     """
 
     def __init__(self) -> None:

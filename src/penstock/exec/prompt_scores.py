@@ -27,10 +27,10 @@ def prompt_scores(
 
     Args:
         logits_of: `[S, H]` to `[S, V]`.
-        hidden: `[S, H]`, of the position before each of them.
-        targets: the tokens that stand in these places.
+        hidden: `[S, H]`, hidden states of the position before each target.
+        targets: the tokens to score.
         count: how many top tokens are reported at each position.
-        start: see above.
+        start: index of the first target in its prompt.
     """
     logprobs: list[float] = []
     top_logprobs: list[TopLogprobs] = []

@@ -1,7 +1,7 @@
 """The runner: executes plans with a torch model.
 
 Does what the plan says. Does not know the scheduler, text, or how a model is built: the model is a `forward` that calls
-back for attention, and here attention means the KV store.
+back for attention, which this file computes over the KV store.
 
 Invariant: between steps, everything known of a sequence is in the slot tables and the KV store; a released slot leaves
 nothing behind that a later sequence could see.
@@ -46,16 +46,16 @@ def paged_attend(
     states: Sequence[Tensor] = (),
     runs: StateRuns | None = None,
 ) -> PagedAttend:
-    """The way to attend in one step: writes its keys and values to the store, then reads all of each row's.
+    """The attention of one step: writes its keys and values to the store, then reads all of each row's.
 
-    With `states` and their `runs`, where the model carries state.
+    `states` and their `runs` are for models with recurrent state.
     """
     of = batch
     return PagedAttend(kv.keys, kv.values, of.write_slots, of.q_start, of.kv_len, of.block_table, backend, states, runs)
 
 
 class RowGuesser(Protocol):
-    """What guesses within a step how its sequences go on; see `exec.draft_model.DraftModel`."""
+    """Guesses the next tokens of sequences within a step; see `exec.draft_model.DraftModel`."""
 
     kv: KVStore
 
@@ -76,16 +76,16 @@ class RowGuesser(Protocol):
         ...
 
     def borrowed(self, block: int) -> AbstractContextManager[None]:
-        """Inside the `with`, other sequences are followed, which may use `block`."""
+        """Inside the `with`, other sequences may be followed, which may use `block`."""
         ...
 
     def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
-        """Take in what rows drew, and guess as they want: the results with guesses, and what that took."""
+        """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took."""
         ...
 
 
 class TorchRunner:
-    """Runs a `CausalLM` over a `KVStore`, and a `StateStore` where it carries state.
+    """Runs a `CausalLM` over a `KVStore`, and a `StateStore` if the model has recurrent state.
 
     Owned by the engine's thread; not thread-safe.
     """
@@ -126,7 +126,7 @@ class TorchRunner:
         self._clock = clock
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Apply releases and admits, compute every row, sample and embed where asked; see `contract.ports.Runner`."""
+        """Apply releases and admits, compute every row, sample and embed as asked; see `contract.ports.Runner`."""
         began = self._clock.now()
         slots = self._slots
         if self._keeping is not None:
@@ -179,15 +179,14 @@ class TorchRunner:
         return False
 
     def close(self) -> None:
-        """Save no more blocks, where any are saved, but for those that were to be saved."""
+        """Save the blocks that are waiting to be saved, and stop."""
         if self._keeping is not None:
             self._keeping.close()
 
     def warm_up(self) -> None:
-        """Run the paths of a first request once, so that it is not slower than the tenth.
+        """Run the code of a first request once, so that it is not slower than the tenth.
 
-        Uses tables of its own and gives the block that it borrows back as it was: nothing that runs before or after
-        can tell.
+        Uses its own tables and restores the block that it borrows, so it leaves no trace.
         """
         count = min(3, self._kv.block_size, self._max_model_len)
         spec = SamplingSpec((("logprobs", 0), ("seed", 0), ("temperature", 0.5), ("top_k", 2), ("top_p", 0.5)))
@@ -206,7 +205,7 @@ class TorchRunner:
             self._slots, self._keeping = kept, keeping
 
     def _restore(self, rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[RowResult, ...]]:
-        """Read what `rows` say is stored; the rows that compute, and what came of those that came short."""
+        """Read the stored blocks of `rows`. Returns the rows that compute, and results of rows that fell short."""
         assert self._keeping is not None, "a row reads from a store, and there is none"
         short = []
         for row in rows:
@@ -223,9 +222,9 @@ class TorchRunner:
         return tuple(row for row in rows if not row.stored), tuple(short)
 
     def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
-        """Compute `rows`; score and embed prompts where that is asked for, draw the tokens of rows that sample.
+        """Compute `rows`; score and embed prompts as asked, draw the tokens of rows that sample.
 
-        Where a draw waited, nothing is computed again, which state would not bear: what it draws from was held.
+        After a draw that waited nothing is recomputed, because recurrent state has moved on: its hidden state was kept.
         """
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
@@ -262,7 +261,7 @@ class TorchRunner:
         return _results(rows, drawn, prompts, vectors)
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
-        """Slot to scores of the prompt tokens that its row predicts, of those `rows` that want them."""
+        """Slot to scores of the prompt tokens that its row predicts, for those `rows` that want them."""
         scores: dict[int, PromptScores] = {}
         for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
             count = self._slots.sampling(row.slot).prompt_top
@@ -274,7 +273,7 @@ class TorchRunner:
 
 
 def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
-    """The places in the batch, of those that `rows` sample at: each last known position, and the drafts behind it."""
+    """The places in the batch at which `rows` sample: each last known position and the drafts after it."""
     ends = q_start.tolist()[1:]
     return [
         place
@@ -287,7 +286,7 @@ def _sampled_places(rows: Sequence[Row], q_start: Tensor) -> list[int]:
 def _results(
     rows: Sequence[Row], drawn: Drawn, prompts: Mapping[int, PromptScores], vectors: Mapping[int, bytes | None]
 ) -> tuple[RowResult, ...]:
-    """What came of each row that has something to say."""
+    """The result of each row that has one."""
     results = []
     for row in rows:
         slot = row.slot

@@ -1,13 +1,12 @@
 """Choosing the next token of every row that samples, all rows at once.
 
-Decides how the stages of `penstock.sampling` are run and how a token is drawn: by one compiled call where the logits
-lie in the CPU's memory and a row's stages are those that the call knows, else stage by stage in torch. Knows no
-parameter's maths and no sequence: a row is its logits, a `RowSampling` and a position.
+Decides how the stages of `penstock.sampling` are run and how a token is drawn: in one compiled call if the logits are
+in CPU memory and the call knows all stages of the row, otherwise stage by stage in torch. Does not know the maths of a
+parameter, nor sequences: a row is its logits, a `RowSampling` and a position.
 
-Invariants: the bits of a row's outcome depend on that row alone, and so does which way it goes; a row pays only for the
-stages that it uses; the device is waited for once in a step (and once more where top_p is used). Only operations that
-work row by row are used here. In particular no `sum` of floats over a row: torch adds up a single row in another order
-than one of several.
+Invariants: a row's result and the path it takes depend on that row alone; a row pays only for the stages that it uses;
+the device is waited for once a step (and once more for top_p). Only operations that work row by row are used. In
+particular no `sum` of floats over a row: torch adds up a single row in another order than one of several.
 """
 
 from __future__ import annotations
@@ -50,34 +49,34 @@ _COLUMNS = {
     "top_p": (torch.float64, 1.0),
     "min_p": (torch.float32, 0.0),
 }
-"""The stages that the compiled call knows: the dtype of their column, and the value that changes nothing."""
+"""The stages that the compiled call knows: the dtype of their column, and the neutral value."""
 
 _COMPILED = frozenset(_COLUMNS)
 
 
 _UNITS = 2.0**52
-"""Parts of 1 that a probability is counted in where sums are of integers."""
+"""Probabilities are counted in units of 1 over this number where sums must be of integers."""
 
 ViewRows = Callable[[Sequence[int]], RowViews]
-"""What some of the rows are; asked for only where a stage must know."""
+"""Shows some of the rows; called only if a stage needs to see them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSampling:
     """How one sequence chooses its tokens: its sampling parameters, made ready once at admission.
 
-    Equal only to itself: what is worked out for a batch of rows is found again while it is the same batch.
+    Equal only to itself, so that what is derived from a batch of rows can be reused for the same batch.
 
     Attributes:
         greedy: always the top token; then only stages before temperature are used, and no seed is read.
-        stages: name and value of the stages that it uses and that are led by one number.
-        row_stages: names of the others that it uses.
-        seed: with `choice` and the position, the key of its randomness.
+        stages: name and value of the used stages with a single number.
+        row_stages: names of the other used stages.
+        seed: together with `choice` and the position the key of its random numbers.
         wants_logprob: whether the log probability of the chosen token is computed.
-        top: how many top tokens are reported with theirs.
-        prompt_top: how many are reported for each token of the prompt; -1 where its scores are not asked for.
+        top: how many top tokens are reported with their log probabilities.
+        prompt_top: how many are reported for each token of the prompt; -1 if its scores are not requested.
         processed: whether log probabilities are those after the stages.
-        spec: where all of this was read from.
+        spec: the specification that this was read from.
     """
 
     greedy: bool
@@ -93,7 +92,7 @@ class RowSampling:
 
     @classmethod
     def of(cls, spec: SamplingSpec, choice: int) -> RowSampling:
-        """Read a specification; one that is random must carry its seed."""
+        """Read a specification; a random one must carry its seed."""
         greedy = spec.get("temperature", 1.0) == 0
         assert greedy or spec.has("seed"), "a random sequence reached the runner without a seed"
         used = {name: stage for name, stage in _STAGES.items() if spec.has(name) and (name in _SHIFTS or not greedy)}
@@ -118,14 +117,14 @@ class RowSampling:
 
 
 class Sampled(NamedTuple):
-    """What came of the rows, in their order: five columns, changed in place while rows choose and are scored.
+    """The results of the rows in order: five columns, changed in place while rows choose and are scored.
 
     Attributes:
-        tokens: one id a row; of no meaning where the row failed.
-        logprobs: log probability of the token, 0.0 where it was not asked for.
-        failed: whether the row had no distribution to choose from: NaN or infinite logits, or nothing but -inf.
-        top_logprobs: the top tokens with theirs, as many as were requested.
-        ranks: the token's place among all by likelihood, from 1; 0 where the log probability was not asked for.
+        tokens: one id a row; undefined if the row failed.
+        logprobs: log probability of the token, 0.0 if not requested.
+        failed: whether the row had no distribution: NaN or +inf among its logits, or only -inf.
+        top_logprobs: the top tokens with their log probabilities, as many as requested.
+        ranks: the token's rank by likelihood, from 1; 0 if the log probability was not requested.
     """
 
     tokens: list[int]
@@ -144,14 +143,14 @@ class Sampled(NamedTuple):
         return Sampled(*([column[row] for row in rows] for column in self))
 
     def put(self, rows: Sequence[int], part: Sampled) -> None:
-        """Let `rows` be what `part` says, in this order."""
+        """Set `rows` to the entries of `part`, in this order."""
         for column, given in zip(self, part, strict=True):
             for row, value in zip(rows, given, strict=True):
                 column[row] = value
 
 
 def see_nothing(rows: Sequence[int]) -> RowViews:
-    """How rows are shown whose stages look at logits alone."""
+    """Row views for stages that look at logits alone."""
     raise AssertionError(f"rows {rows} use a stage that looks back, and there is nothing to look at")
 
 
@@ -168,7 +167,7 @@ def sample(
         logits: `[S, V]` float32; not changed.
         samplings: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
-        row_views: shows rows, by their index, to the stages that must know more of them.
+        row_views: shows rows, by index, to stages that need to see more than logits.
         choose: the backend's compiled call; None leaves every row to torch.
     """
     if choose is None:
@@ -238,7 +237,7 @@ def _metadata(samplings: tuple[RowSampling, ...]) -> SamplingMetadata:
 def _sample_in_torch(
     logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int], row_views: ViewRows
 ) -> Sampled:
-    """`sample`, for any rows on any device: the stages, then the choice, then what is said of it."""
+    """`sample`, for any rows on any device: stages, choice, log probabilities."""
     failed = ~logits.amax(-1).isfinite()  # [S]; NaN and +inf win the maximum, and -inf only if there is nothing else
     staged = _staged(logits, samplings, row_views)
     if staged is not logits:
@@ -267,10 +266,10 @@ def _uniforms(samplings: Sequence[RowSampling], positions: Sequence[int]) -> lis
 
 
 def _draw(staged: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """One token `[R]` for each of the random rows `[R, V]`, by the inverse of the distribution function.
+    """One token `[R]` for each of the random rows `[R, V]`, by inverting the cumulative distribution.
 
-    The tokens stand in the order of the vocabulary, and the chosen one is the first at which the summed probability
-    exceeds the row's uniform number times the sum of all.
+    Tokens are in vocabulary order; the first one at which the cumulative probability exceeds the row's uniform number
+    times the total is chosen.
     """
     probabilities = staged.softmax(-1)  # [R, V]
     if staged.is_cuda:  # where a sum's order depends on how many rows there are: not so of integers
@@ -322,7 +321,7 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
 
 
 def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of those that want some."""
+    """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of rows that want some."""
     if not rows:
         return
     ranks = ranks_of(logits[_index(rows, logits)], torch.tensor([sampled.tokens[row] for row in rows]))
@@ -332,7 +331,7 @@ def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], r
 
 
 def _score_top(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the top tokens of `rows`, and the chosen token's log probability as it stands among theirs."""
+    """Note the top tokens of `rows`, and the chosen token's log probability if it is among them."""
     if not rows:
         return
     of = logits[_index(rows, logits)]  # [R, V]
@@ -354,14 +353,14 @@ def score_again(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSamplin
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """`[R, V]` float32, from sums in float64: in float32 those over a large vocabulary are off by up to 1e-5."""
+    """`[R, V]` float32, from sums in float64: float32 sums over a large vocabulary are off by up to 1e-5."""
     return logits.double().log_softmax(-1).float()
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
-    """The place of each of `tokens` `[R]` in its row of `[R, V]` by likelihood, from 1.
+    """The rank of each of `tokens` `[R]` in its row of `[R, V]` by likelihood, from 1.
 
-    Of equals the lower id comes first. Counts, so that no row is sorted; a sum of integers is the same in any order.
+    Among equals the lower id comes first. Counts instead of sorting; a sum of integers is the same in any order.
     """
     tokens = tokens.to(logits.device)[:, None]  # [R, 1]
     own = logits.gather(-1, tokens)

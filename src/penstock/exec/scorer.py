@@ -1,4 +1,4 @@
-"""What a model predicts at every position of a text, computed by the same runner and plans that serve requests.
+"""Predictions of a model at every position of a text, computed by the same runner and plans that serve requests.
 
 Decides how a text becomes plans: alone, in rows of at most `chunk` positions, as the scheduler would admit it to an
 idle engine. Does not know what the predictions are compared with.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "Scorer"]
 
 _GREEDY = SamplingSpec((("temperature", 0),))
-"""A text's last row samples, as every last row does; nobody looks at what."""
+"""A text's last row samples, as every last row does; its token is ignored."""
 
 
 class Listener:
-    """A `CausalLM` that is another one, and keeps every hidden state that it computes. Owned by one scorer."""
+    """Wraps a `CausalLM` and keeps every hidden state that it computes. Owned by one scorer."""
 
     def __init__(self, model: CausalLM) -> None:
         self._model = model

@@ -1,8 +1,7 @@
 """Threads for work that a step may wait for, but not for long.
 
-One of them, the first, does everything that is quick. What takes long keeps its thread, which from then on goes last
-where processors are few, and another becomes the first: so work is delayed by what is quick alone, and as few threads
-compete with a step as there can be.
+One of them, the first, does all quick work. Long work keeps its thread, which from then on has low priority, and
+another thread becomes the first. So work waits only for quick work, and few threads compete with a step.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from penstock.thread_turns import give_way, go_last, letting_others, taking_turn
 __all__ = ["SideThreads"]
 
 _LONG_SECONDS = 0.01
-"""Of work that keeps its thread."""
+"""Seconds after which work counts as long and keeps its thread."""
 _IDLE_SECONDS = 0.2
-"""After which a thread ends that has nothing to do: Python, which waits for its threads, is not kept from ending."""
+"""Idle seconds after which a thread ends, so that it does not keep Python from exiting."""
 
 _Result = TypeVar("_Result")
 
 
 class _Job:
-    """Work, and the future of what comes of it."""
+    """Work and the future of its result."""
 
     __slots__ = ("future", "work")
 
@@ -45,7 +44,7 @@ class _Job:
 
 
 class _Worker:
-    """One thread; what it does is guarded by the lock of its owner."""
+    """One thread; its state is guarded by the owner's lock."""
 
     __slots__ = ("began", "job", "native_id")
 
@@ -56,7 +55,7 @@ class _Worker:
 
 
 class SideThreads:
-    """Does work in the order in which it comes. Used by one thread, its owner.
+    """Does work in order of submission. Used by one thread, its owner.
 
     Args:
         name: of the threads.
@@ -71,7 +70,7 @@ class SideThreads:
         self._long: set[Future[Any]] = set()  # what keeps its thread
 
     def submit(self, work: Callable[[], _Result], *, long: bool = False) -> Future[_Result]:
-        """Have `work` done soon; if it is likely to be `long`, in a thread of its own that goes last."""
+        """Submit `work`; if it is likely to be `long`, to a thread of its own with low priority."""
         job = _Job(work)
         if long:
             self._keep(job.future)
@@ -84,7 +83,7 @@ class SideThreads:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Hand what is submitted meanwhile over at the end: a thread wakes up once, and not while more is submitted."""
+        """Hand over all work submitted within this block at its end, so that a thread wakes up only once."""
         self._gathered = gathered = []
         try:
             yield
@@ -102,7 +101,7 @@ class SideThreads:
                 self._change.notify()
 
     def wait_until(self, futures: Sequence[Future[Any]], deadline: float) -> None:
-        """Wait for what is quick among `futures`: not for what takes long, nor beyond `deadline` (`time.monotonic`)."""
+        """Wait for the quick ones among `futures`: not for long work, nor beyond `deadline` (`time.monotonic`)."""
         for future in reversed(futures):  # after the last of them the others are done, most often: one wait for all
             while not (future.done() or self._keeps_its_thread(future)):
                 left = deadline - time.monotonic()
@@ -117,7 +116,7 @@ class SideThreads:
             wait(futures, seconds, FIRST_COMPLETED)
 
     def _keeps_its_thread(self, future: Future[Any]) -> bool:
-        """Whether the work is long; lets another thread be the first if the one that is has long work."""
+        """Whether the work is long; then another thread becomes the first, if this one was."""
         with self._change:
             first, now = self._first, time.monotonic()
             if first is not None and first.job is not None and now - first.began >= _LONG_SECONDS:
@@ -131,7 +130,7 @@ class SideThreads:
         future.add_done_callback(self._long.discard)
 
     def _begin(self) -> None:
-        """Start a thread that is the first one from now on; for whoever holds the lock."""
+        """Start a thread, which becomes the first; the caller holds the lock."""
         self._first = worker = _Worker()
         threading.Thread(target=self._work, args=(worker,), name=self._name).start()
 
@@ -142,7 +141,7 @@ class SideThreads:
             job = None  # a thread that waits holds on to nothing
 
     def _next_job(self, me: _Worker) -> _Job | None:
-        """What comes next; None where another thread is the first, or nothing comes."""
+        """The next job; None if another thread is the first, or none comes in time."""
         with self._change:
             me.job = None
             if self._first is me and not self._jobs and not self._change.wait_for(self._has_work, _IDLE_SECONDS):

@@ -1,6 +1,6 @@
-"""The report at start: which kernels compute, in which dtype, how exact that is, and how the weights are kept.
+"""The start report: which kernels compute, in which dtype, how exact that is, and how weights are stored.
 
-Decides the wording alone: `device` and `weights` decide what is chosen, and `MemoryReport` says where memory goes.
+Decides only the wording: `device` and `weights` make the choices, and `MemoryReport` says where memory goes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = [
 ]
 
 _NUMBERS = ("float32", "bfloat16", "float16", "int8", "int4")
-"""How weights are kept that are not blocks of a file."""
+"""Names of the weight formats that are not blocks of a file."""
 _NAMED = 3
 _HOST = torch.device("cpu")
 
 
 def computing_line(backend: Backend, dtype: torch.dtype, threads: int) -> str:
-    """Where the model runs, by whose kernels, and how exactly; where they are torch's, why.
+    """Where the model runs, with which kernels, and how exact; if the kernels are torch's, why.
 
-    Torch's matrix products choose their order of summation by shape, so that batch and chunks may change last bits.
+    Torch's matrix products choose their order of summation by shape, so batch and chunks may change the last bits.
     """
     said = f"compiled {backend.isa} kernels, exact bit for bit" if backend.exact else _torch_kernels(backend)
     return f"runs on          {backend.device}, {_name(dtype)}, {threads} threads, {said}"
@@ -46,7 +46,7 @@ def _torch_kernels(backend: Backend) -> str:
 
 
 def wide_heads_line(head_dim: int) -> str:
-    """That torch attends, since a model's heads are wider than the compiled attention takes."""
+    """Says that torch computes attention because heads are too wide for the compiled kernel."""
     widest = MAX_HEAD_DIM
     return (
         f"attention        torch: heads of {head_dim} are wider than {widest}, so answers are exact up to rounding only"
@@ -54,7 +54,7 @@ def wide_heads_line(head_dim: int) -> str:
 
 
 def embeds_only_line(longest: int) -> str:
-    """That a model looks ahead, and what follows from it; `longest` tokens are the longest prompt."""
+    """Says that a model looks ahead, and what follows; `longest` is the longest prompt in tokens."""
     return (
         f"embeds only      tokens see later ones: a prompt is computed whole, up to {longest} tokens, and not cached,"
         " and nothing is generated"
@@ -62,12 +62,12 @@ def embeds_only_line(longest: int) -> str:
 
 
 def onednn_line(option: str) -> str:
-    """That oneDNN multiplies, and why, where `option` is what the operator said of linear kernels."""
+    """Says that oneDNN multiplies, and why; `option` is the operator's choice of linear kernels."""
     return f"linear           oneDNN: {'this processor has AMX' if option == 'auto' else 'as asked for'}"
 
 
 def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) -> str:
-    """How the weights are kept, in words.
+    """How weights are stored, in words.
 
     Args:
         formats: as `weights.bind.Binder` lists them.
@@ -83,7 +83,7 @@ def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) ->
 
 
 def mixed_line(mixed: Collection[str]) -> str:
-    """That experts' weights were rounded to bfloat16: the file has them in blocks of different kinds within a layer."""
+    """Says that experts' weights were rounded to bfloat16, because the file mixes kinds of blocks within a layer."""
     names = ", ".join(list(mixed)[:_NAMED])
     more = f" and {len(mixed) - _NAMED} more" if len(mixed) > _NAMED else ""
     return (
@@ -93,18 +93,18 @@ def mixed_line(mixed: Collection[str]) -> str:
 
 
 def rounded_line(rounded: Mapping[str, int]) -> str:
-    """What of a quantised file no form of weights holds: in words, and how many tensors."""
+    """Which parts of a quantised file no weight format can hold: in words, and how many tensors."""
     named = ", ".join(f"{what} ({count} tensors)" for what, count in rounded.items())
     return f"rounded          {named}: as near as this form comes (--dtype float32 keeps all numbers)"
 
 
 def unheeded_line(settings: Sequence[str]) -> str:
-    """Which settings of a quantised file are not followed, since they concern activations, keys or values."""
+    """Which settings of a quantised file are ignored because they concern activations, keys or values."""
     return f"not rounded      as the file would round activations, keys or values: {', '.join(settings)}"
 
 
 def left_out_line(parts: Mapping[str, int]) -> str:
-    """Which parts of the checkpoint are not computed: the beginning of their names, and how many tensors they have."""
+    """Which parts of the checkpoint are not computed: the beginning of their names, and their number of tensors."""
     named = ", ".join(f"{part}* ({count} tensors)" for part, count in parts.items())
     return f"not computed     {named}: text alone is read and written"
 

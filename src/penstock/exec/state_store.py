@@ -1,7 +1,7 @@
-"""Recurrent state of every running sequence, and the checkpoints: memory sized once, and who reads which place next.
+"""Recurrent state of every running sequence, and checkpoints: memory allocated once, and which place is read next.
 
-Decides where a state lies: a place for each slot, and behind them one for each checkpoint, alike in all states of a
-model. Does not know which checkpoint holds what: plans say so. Invariant: a slot's place holds the state of all
+Decides where a state lies: one place for each slot, then one for each checkpoint, the same in all states of a model.
+Does not know what a checkpoint holds: plans say so. Invariant: a slot's place holds the state of all
 positions that its rows have computed, from the first row after its admission on.
 """
 
@@ -33,7 +33,7 @@ def state_bytes(specs: Sequence[StateSpec]) -> int:
 
 
 class StateMemory(NamedTuple):
-    """How a budget is shared where a model carries state.
+    """How the memory budget of a model with recurrent state is divided.
 
     Attributes:
         num_seqs: sequences that run at once.
@@ -47,17 +47,17 @@ class StateMemory(NamedTuple):
 
 
 def share_memory(budget: int, each: int, position_bytes: int, max_num_seqs: int, interval: int) -> StateMemory:
-    """Share a budget among running states, checkpoints, and keys and values.
+    """Divide a budget among running states, checkpoints, and keys and values.
 
-    As many sequences as are wanted, if a quarter pays for them; then as many checkpoints as there are intervals in the
-    keys and values, and two a sequence for its ends, if half of what is left pays for them.
+    As many sequences as wanted, if a quarter of the budget pays for them; then one checkpoint for each interval of the
+    keys and values and two for each sequence's end, if half of the rest pays for them.
 
     Args:
         budget: in bytes.
         each: bytes of one state.
         position_bytes: of the keys and values of one position.
         max_num_seqs: sequences that the operator wants at once.
-        interval: positions between checkpoints; 0 for none but those at ends.
+        interval: positions between checkpoints; 0 for those at ends only.
     """
     num_seqs = min(max_num_seqs, max(1, budget // 4 // each))
     left = max(0, budget - num_seqs * each)
@@ -77,10 +77,10 @@ class StateStore:
 
     Attributes:
         states: of each spec, `[num_slots + num_checkpoints, *shape]` float32, undefined until written; the operating
-            system finds the memory as places are first used.
+            system allocates the memory as places are first used.
 
     Raises:
-        ConfigError: the system does not give so much memory.
+        ConfigError: the system does not have that much memory.
     """
 
     def __init__(self, specs: Sequence[StateSpec], num_slots: int, num_checkpoints: int, device: torch.device) -> None:
@@ -90,12 +90,12 @@ class StateStore:
         self.states = tuple(_tensor((places, *spec.shape), device) for spec in specs)
 
     def fill_with_nan(self) -> None:
-        """Make everything held NaN, for those who test that nothing is read before it was written."""
+        """Fill everything with NaN, for tests that nothing is read before it is written."""
         for state in self.states:
             state.fill_(float("nan"))
 
     def admit(self, admit: Admit) -> None:
-        """A sequence begins at its first position, or behind a checkpoint."""
+        """Admit a sequence, at its first position or after a checkpoint."""
         assert (admit.checkpoint >= 0) == (admit.computed > 0), f"{admit.seq_id}: a hit restores a checkpoint"
         self._sources[admit.slot] = self._num_slots + admit.checkpoint if admit.computed else FROM_ZERO
 
@@ -105,19 +105,19 @@ class StateStore:
         return sum(rows.shape[1] for rows in self._rows)
 
     def copy_checkpoint(self, slot: int, content: memoryview) -> None:
-        """Put all bytes of the state in a checkpoint slot into `content`; on the host."""
+        """Copy all bytes of the state in a checkpoint slot into `content` on the host."""
         copy_place(self._rows, self._num_slots + slot, content)
 
     def content(self, slot: int) -> bytes:
-        """All bytes of the state in a checkpoint slot, as `copy_checkpoint` puts them."""
+        """All bytes of the state in a checkpoint slot, as `copy_checkpoint` writes them."""
         content = bytearray(self.checkpoint_bytes)
         self.copy_checkpoint(slot, memoryview(content))
         return bytes(content)
 
     def begin_reading(self, slot: int) -> None:
-        """Put what the sequence in `slot` begins with into its own place, before it is read from a store.
+        """Copy the initial state of the sequence in `slot` to its own place, before reading from a store.
 
-        That may take steps in which its checkpoint is overwritten, and it may have to go on from there after all.
+        Reading may take several steps, in which its checkpoint may be overwritten, and may fail after all.
         """
         source = self._sources.get(slot, slot)
         if source not in (slot, FROM_ZERO):
@@ -126,7 +126,7 @@ class StateStore:
             del self._sources[slot]
 
     def fill(self, row: Row, content: memoryview) -> None:
-        """The state at the end of `row`, which reads, is what `copy_checkpoint` put into `content`."""
+        """Set the state at the end of `row`, which reads, to what `copy_checkpoint` wrote to `content`."""
         for place in (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints)):
             fill_place(self._rows, place, content)
         self._sources.pop(row.slot, None)
@@ -140,13 +140,13 @@ class StateStore:
         self._sources.clear()
 
     def keep(self, row: Row) -> None:
-        """Keep the state as `row` says, whose positions were computed before: it ends where its slot's state does."""
+        """Keep the state as `row` says; its positions were computed before, and it ends where its slot's state does."""
         for kept in row.checkpoints:
             for state in self.states:
                 state[self._num_slots + kept.slot] = state[row.slot]
 
     def runs(self, rows: Sequence[Row]) -> StateRuns:
-        """The runs of a step; `rows` are computed now."""
+        """The runs of a step that computes `rows`."""
         runs: list[tuple[int, int, int]] = []
         for row in rows:
             at, place = row.start, self._sources.pop(row.slot, row.slot)
