@@ -1,4 +1,4 @@
-"""The loop that joins core, text and a runner: an engine to step by hand, a thread to step it, a client to talk to."""
+"""Joins core, text and a runner: an engine to step by hand, a thread that steps it, and a client to talk to it."""
 
 from penstock.engine.admission import QueueLimits
 from penstock.engine.client import LocalClient

@@ -1,7 +1,7 @@
-"""Whether a request is taken now: how many may wait, how many tokens, and for how long.
+"""Whether a request is accepted now: how many may wait, with how many tokens, and for how long.
 
-Decides what is refused as `Overloaded`, and after how many seconds it is worth another try. Knows nothing of requests
-that can never be served: those the scheduler refuses. Owned by the engine's loop.
+Decides what is refused as `Overloaded`, and when to try again. The scheduler refuses requests that can never be served.
+Owned by the engine's loop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class QueueLimits:
     """What may wait.
 
     Attributes:
-        sequences: at most. Where tenants have shares, they have parts of this, and one part is kept free for who comes.
-        tokens: of them, in all; an empty queue takes a request of any length.
-        seconds: that a newcomer may have to wait before its prompt is read, as far as that can be told; 0 for any.
+        sequences: the most. If tenants have shares, each has a part of it, and one part is kept free for newcomers.
+        tokens: the most in all; an empty queue takes a request of any length.
+        seconds: the longest estimated wait until the prompt of a newcomer is read; 0 for any.
     """
 
     sequences: int = sys.maxsize
@@ -35,16 +35,16 @@ class QueueLimits:
     seconds: int = 0
 
     def check(self, part: QueuePart, sequences: int, tokens: int, seconds_per_end: float) -> None:
-        """Make sure that `part` has room for so many sequences, of so many tokens together.
+        """Make sure that `part` has room for `sequences` more sequences with `tokens` tokens together.
 
         Args:
             part: of the newcomer's tenant.
-            sequences: that come.
-            tokens: of all of them.
-            seconds_per_end: after which one of those that run ends; for `Retry-After`.
+            sequences: number of new sequences.
+            tokens: of all of them together.
+            seconds_per_end: time until a running sequence ends, on average; for `Retry-After`.
 
         Raises:
-            Overloaded: it has not.
+            Overloaded: it has no room.
         """
         most_sequences, most_tokens = self.sequences // part.parts, self.tokens // part.parts
         whose = "the queue takes" if part.parts == 1 else "your part of the queue takes"
@@ -58,10 +58,10 @@ class QueueLimits:
 
 
 class Admission:
-    """Refuses what the queue cannot take now.
+    """Refuses what the queue cannot accept now.
 
     Args:
-        scheduler: whose queue it is; only looked at.
+        scheduler: owner of the queue; only read.
         limits: of that queue.
     """
 
@@ -71,14 +71,14 @@ class Admission:
         self._ends = EndRate()
 
     def ended(self, timings: Timings) -> None:
-        """A request is over."""
+        """A request has ended."""
         self._ends.ended(timings.ended - timings.admitted)
 
     def check(self, resolved: ResolvedRequest) -> None:
         """Make sure that the request may wait.
 
         Raises:
-            Overloaded: it may not; says why, and when to try again.
+            Overloaded: it may not; says why and when to try again.
         """
         part = self._scheduler.queue_part(resolved.tenant)
         self._limits.check(part, len(resolved.sequences), resolved.num_tokens, self._seconds_until(1))
@@ -86,11 +86,11 @@ class Admission:
             self._check_wait(resolved)
 
     def look(self) -> tuple[QueueParts, float]:
-        """The queue as it is now, and the seconds after which one of those that run ends; for `RecentQueue`."""
+        """The queue now, and the seconds until a running sequence ends, on average; for `RecentQueue`."""
         return self._scheduler.queue_parts(), self._seconds_until(1)
 
     def _check_wait(self, resolved: ResolvedRequest) -> None:
-        """Hold the wait to what the queue takes, and to what the caller allows for the whole answer."""
+        """Refuse if the wait would exceed the queue's limit or the time that the caller allows for the whole answer."""
         wait, most, own = self._wait(resolved), self._limits.seconds, resolved.max_seconds
         beginning = f"It would take about {math.ceil(wait)} s to begin this"
         if most and wait > most:
@@ -99,12 +99,12 @@ class Admission:
             raise _overloaded(RefusalCause.OWN_TIMEOUT, f"{beginning}, and it may take {own:g} s in all.", wait - own)
 
     def _wait(self, resolved: ResolvedRequest) -> float:
-        """Seconds until it is begun: what is before it is read while others end, and the longer of both counts."""
+        """Seconds until it begins: until all ahead of it is read and enough running sequences have ended."""
         backlog = self._scheduler.backlog(resolved.sequences[0])
         return max(backlog.seconds, self._seconds_until(backlog.ends))
 
     def _seconds_until(self, ends: int) -> float:
-        """Seconds until so many of those that run have ended; 0.0 while nothing is known."""
+        """Seconds until `ends` running sequences have ended; 0.0 while unknown."""
         return self._ends.seconds_until(ends, self._scheduler.num_running)
 
 

@@ -1,9 +1,9 @@
-"""`best_of`: generate more choices than are answered, and answer the best.
+"""`best_of`: generate more choices than are returned, and return the best.
 
 The best are the choices whose tokens have the highest mean log probability (OpenAI's definition); among equals, the
-earlier. Tokens that a stop string cut off do not count. A choice without tokens comes last.
+earlier. Tokens cut off by a stop string do not count. A choice without tokens comes last.
 
-Invariant: the answered choices are numbered from 0, best first, and each comes as one delta and its end.
+Invariant: the returned choices are numbered from 0, best first, and each comes as one delta and its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BestOfRanker:
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: Output) -> list[Output]:
-        """The outputs to pass on now that `output` came: nothing of the choices until the request is finished."""
+        """The outputs to pass on after `output`: nothing of the choices until the request is finished."""
         match output:
             case ChoiceDelta(choice):
                 before = self._deltas.get(choice)
@@ -49,5 +49,5 @@ class BestOfRanker:
 
 
 def mean_logprob(tokens: tuple[TokenPiece, ...]) -> float:
-    """Mean log probability of a choice's tokens; -inf where there are none."""
+    """Mean log probability of a choice's tokens; -inf if there are none."""
     return math.fsum(token.logprob for token in tokens) / len(tokens) if tokens else -math.inf

@@ -1,9 +1,8 @@
 """One choice of a request, from token ids to final text: detokenised, with stop strings held back and cut.
 
-Keeps tokens and text in step: a token is let out together with the text that it contributed to, and a token whose text
-is cut off by a stop string is never let out. Where the request wants it, the remaining text is parsed into reasoning,
-text and calls.
-Knows nothing of the scheduler, threads or HTTP.
+Keeps tokens and text in step: a token is released together with the text that it contributed to, and never if its text
+is cut off by a stop string. If the request wants it, the remaining text is parsed into reasoning, text and calls. Does
+not know the scheduler, threads or HTTP.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Choice:
         return bisect_left(self._reasoning_starts, self._parser.reasoning_end) if self._parser is not None else 0
 
     def reason(self, reason: FinishReason) -> FinishReason:
-        """Why the choice ended, given why its sequence did: a stop behind calls is the calls' doing."""
+        """Why the choice ended, given why its sequence did: a stop after calls is reported as calls."""
         called = self._parser is not None and self._parser.called and not self._named
         return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
 
@@ -83,7 +82,7 @@ class Choice:
         return self._release(self._scan(text))
 
     def finish(self) -> ChoiceDelta:
-        """Let out what was held back, because no more tokens will come and no stop string matched."""
+        """Release what was held back, because no more tokens will come and no stop string matched."""
         tail = self._detokenizer.flush()
         self._decoded += len(tail)
         text = self._scan(tail)
@@ -101,7 +100,7 @@ class Choice:
         return scan.emit
 
     def _release(self, text: str) -> ChoiceDelta:
-        """Let out `text` and the tokens that wrote it; after a match the rest of the tokens is dropped."""
+        """Release `text` and the tokens that wrote it; after a match the remaining tokens are dropped."""
         self._released += len(text)
         held_back = self._decoded > self._released or self.matched is not None
         tokens = self._take_written() if held_back else self._take_all()
@@ -121,11 +120,11 @@ class Choice:
         return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, self._placed(rest.calls)))
 
     def _placed(self, calls: tuple[CallPiece, ...]) -> tuple[CallPiece, ...]:
-        """The pieces, the first of each call with the tokens that were let out so far."""
+        """The pieces, the first of each call with the number of tokens released so far."""
         return tuple(replace(call, tokens_before=self._told_tokens) if call.id else call for call in calls)
 
     def _newly_reasoning(self, tokens: Sequence[TokenPiece]) -> int:
-        """How many of the tokens let out, these included, turn out to be reasoning that were not known to be."""
+        """How many of the released tokens, these included, now turn out to be reasoning."""
         self._told_tokens += len(tokens)
         before, self._told_reasoning = self._told_reasoning, min(self.reasoning_tokens, self._told_tokens)
         return self._told_reasoning - before

@@ -28,15 +28,15 @@ __all__ = ["LocalClient"]
 
 
 GUIDED_THREADS = 24
-"""More than may wait for verdicts, so that some are left for grammars that are known."""
+"""Threads for requests with grammars: more than may wait for verdicts, so that known grammars find a free one."""
 CHAT_THREADS = 32
-"""More than may wait for one API key's renderings."""
+"""Threads for conversations: more than one API key's renderings may occupy."""
 GIANT_THREADS = 64
-"""As many long prompts as may wait and be tokenised at once, nearly: the next ones wait for a thread."""
+"""Threads for long prompts: about as many as may wait and be tokenised at once; further ones wait for a thread."""
 
 
 def _chars(prompt: Prompt) -> int:
-    """Characters to be tokenised, before a template adds its own."""
+    """Number of characters to tokenise, without those that a template adds."""
     match prompt:
         case TextPrompt(text):
             return len(text)
@@ -51,13 +51,13 @@ def _do_nothing(_: Engine) -> None:
 
 
 class LocalClient:
-    """Submits requests to an `EngineLoop` and streams what comes back. Usable from any event loop.
+    """Submits requests to an `EngineLoop` and streams their outputs. Usable from any event loop.
 
     Args:
         intake: resolves requests.
         loop: runs the engine.
-        profiles: where profiles go; None where nobody may take one.
-        room: bounds what waits for readers, who are all on one event loop then; None for any amount.
+        profiles: where profiles are written; None if they are not allowed.
+        room: bounds what waits for readers, which must then all be on one event loop; None for no bound.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LocalClient:
                 self._loop.abort(request.id)
 
     async def stream(self, resolved: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
-        """Submit a request that is resolved already; yields, each time, all outputs that have come since the last."""
+        """Submit a resolved request; yields all outputs that arrived since the last yield."""
         queue = self._submit(resolved)
         try:
             while not queue.drained:
@@ -174,7 +174,7 @@ class LocalClient:
         return await asyncio.to_thread(self._intake.detokenize, token_ids)
 
     async def _run(self, work: Callable[[Engine], None]) -> None:
-        """Have the engine's thread do something between two steps, and wait for it."""
+        """Run something on the engine's thread between two steps, and wait for it."""
         event_loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = event_loop.create_future()
         self._loop.run_between_steps(EngineCall(work, done, event_loop))

@@ -1,10 +1,10 @@
-"""The engine, stepped by whoever calls it: one file, as scheduler, runner and text must hear all in one order.
+"""The engine, stepped by its caller: one file, because scheduler, runner and text must see all events in one order.
 
-A request's life is what they hear of: submitted, stepped, finished, failed, aborted.
+These are the events in a request's life: submitted, stepped, finished, failed, aborted.
 One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
 made and started before waiting for the result of this one. A failure that belongs to one request (its logits, its
-text) ends that request alone. A step that fails as a whole is taken back and computed again, and who made it fail is
-found out (`Scheduler.fail_step`); only a runner whose every step fails leaves the engine dead, and the engine says so.
+text) ends that request alone. A step that fails as a whole is taken back and computed again, and the guilty request is
+found (`Scheduler.fail_step`). Only a runner whose every step fails leaves the engine dead, and the engine says so.
 Not thread-safe: one owner.
 """
 
@@ -51,10 +51,11 @@ from penstock.text import TextModel
 __all__ = ["Engine", "StepOutputs"]
 
 StepOutputs = list[tuple[str, Output]]
-"""The outputs of a step: (request id, output), in the order in which they happened."""
+"""The outputs of a step in order: (request id, output)."""
 
 _MOST_FAILURES_A_SLOT = 2
-"""Failed steps in a row, for each sequence that can run at once: if all make steps fail, each needs no more."""
+"""Failed steps in a row after which the engine dies, for each sequence that can run at once: finding all guilty ones
+takes no more."""
 
 log = logging.getLogger(__name__)
 
@@ -85,18 +86,18 @@ class Engine:
     """Generates and embeds for many requests at once, one step at a time.
 
     Args:
-        clock: the one that arrival times come from; without it every duration is measured as 0.
-        stored: knows which blocks outlived a process, where the scheduler asks for any.
-        drafter: guesses what comes next; without it nothing is drafted.
+        clock: the clock of arrival times; without it every duration is measured as 0.
+        stored: knows which stored blocks exist, if the scheduler asks for any.
+        drafter: guesses next tokens; without it only the runner's own guesses are used.
 
     Raises:
-        ConfigError: the scheduler would make more plans at once than the runner takes.
+        ConfigError: the scheduler would have more plans in flight than the runner takes.
 
     Attributes:
-        scheduler: the decisions; open to anybody who wants to look at `scheduler.stats` between steps.
-        metrics: what is measured.
-        before_waiting: called in each step before anything is awaited: what is to be computed, or, where a step failed,
-            another runner.
+        scheduler: makes the decisions; `scheduler.stats` may be read between steps.
+        metrics: the measurements.
+        before_waiting: called in each step before the engine waits for a result or, after a failed step, for another
+            runner.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Engine:
 
     @property
     def profiled(self) -> bool:
-        """Whether a profile is running, or one that ended by itself waits to be stopped."""
+        """Whether a profile is running, or has ended by itself and waits to be stopped."""
         return self._profile is not None
 
     def health(self) -> Health:
@@ -153,16 +154,16 @@ class Engine:
         )
 
     def measurements(self) -> Measurements:
-        """What was measured until now."""
+        """The measurements so far."""
         config = self.scheduler.config
         return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
 
     def submit(self, resolved: ResolvedRequest) -> None:
-        """Queue every choice of a request, or none.
+        """Queue all choices of a request, or none.
 
         Raises:
             RequestError: it can never be served; nothing was queued.
-            EngineDead: nothing can be served any more.
+            EngineDead: the engine is dead.
         """
         if self._death:
             raise EngineDead(self._death)
@@ -202,12 +203,12 @@ class Engine:
         return self._filter_outputs([*((request_id, output) for output in held), *outputs])
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached KV; what runs goes on with its own."""
+        """Forget all cached KV; running sequences keep theirs."""
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
 
     def start_profile(self, profile: Profile) -> None:
-        """Record every step from now on. The calling thread must be the one that steps.
+        """Record every step from now on. Must be called by the thread that steps.
 
         Raises:
             RequestError: a profile is running.
@@ -219,7 +220,7 @@ class Engine:
         self._record_parts(profile)
 
     def stop_profile(self) -> Profile:
-        """End the profile that runs; by the thread that started it. It can be written then.
+        """End the running profile, on the thread that started it. Then it can be written.
 
         Raises:
             RequestError: none is running.
@@ -233,14 +234,14 @@ class Engine:
         return profile
 
     def step(self) -> StepOutputs:
-        """Compute one step and return what it brought; nothing when there is no work.
+        """Compute one step and return its outputs; nothing if there is no work.
 
-        Ctrl-C (or whatever else is no `Exception`) breaks off the computation: then the plans in flight are taken
-        back, and the next step computes their rows again. While a step is planned and committed it is held back.
+        Ctrl-C (or anything else that is no `Exception`) interrupts the computation: the plans in flight are taken back,
+        and the next step computes their rows again. It is held back while a step is planned and committed.
 
         Raises:
-            EngineDead: the engine was dead before. A step that kills it returns the failures instead, as does one that
-                fails, of requests that make steps fail.
+            EngineDead: the engine was dead before. The step that kills it returns failures instead; so does a failed
+                step, for requests found guilty.
         """
         if self._death:
             raise EngineDead(self._death)
@@ -281,7 +282,7 @@ class Engine:
         return outputs
 
     def _record_parts(self, profile: Profile | None) -> None:
-        """From now on `profile`, if there is one, records each part of a step; without one that costs nothing."""
+        """Let `profile`, if there is one, record each part of a step from now on; without one it costs nothing."""
         self._profile = profile
         self._plan, self._finish_run, self._commit = self._plan_next, self._runner.finish, self._commit_result
         if profile is not None:
@@ -301,7 +302,7 @@ class Engine:
         return plan
 
     def _look_up(self, stored: StoredBlocks) -> None:
-        """Tell the scheduler what is stored of those who may be admitted next."""
+        """Tell the scheduler which blocks are stored of the sequences that may be admitted next."""
         for seq_id, present, keys in self.scheduler.unsought():
             found = present + stored.leading(keys)
             if found:
@@ -309,7 +310,7 @@ class Engine:
                 self.scheduler.note_stored(seq_id, found)
 
     def _forget_in_flight(self) -> bool:
-        """Nobody knows how far the runner came with the plans in flight; whether all keys and values are lost."""
+        """Take back the plans in flight, of which nobody knows how far they came. Returns whether all KV is lost."""
         self._in_flight.clear()
         lost = self._runner.reset()
         if lost:
@@ -317,7 +318,7 @@ class Engine:
         return lost
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> StepOutputs:
-        """Take back what is in flight because of the exception that is being handled, and find out who is to blame."""
+        """Take back what is in flight because of the exception being handled, and find the guilty request."""
         killed = isinstance(error, RunnerLost) and error.killed
         self.metrics.step_failed()
         self._failed_in_a_row += 1
@@ -341,7 +342,7 @@ class Engine:
         return self._filter_outputs([output for event in events for output in self._translate(event)])
 
     def die(self, reason: str) -> StepOutputs:
-        """Serve nothing any more; every live request fails with `reason`."""
+        """Stop serving; every live request fails with `reason`."""
         self._death = reason
         ends: dict[str, Timings] = {}
         for seq_id, (request, _) in self._owners.items():
@@ -355,7 +356,7 @@ class Engine:
         return self._filter_outputs(outputs)
 
     def close(self) -> None:
-        """Fail what is live, end the recording, and let go of the runner: weights and KV cache go with it."""
+        """Fail live requests, end the recording, and release the runner with its weights and KV cache."""
         self.die("the engine was closed")
         self._recorder.close()
         self._runner = OneAtATime(NoRunner())
@@ -419,7 +420,7 @@ class Engine:
         return self._after_prompt(request, [])
 
     def _after_prompt(self, request: _LiveRequest, outputs: StepOutputs) -> StepOutputs:
-        """`outputs` with the prompt in front if it is due now, or nothing while it is still awaited."""
+        """`outputs`, preceded by the prompt if it is due now; or nothing while it is still incomplete."""
         echo = request.echo
         if echo is None or (outputs and isinstance(outputs[-1][1], RequestFailed)):
             return outputs
@@ -457,7 +458,7 @@ class Engine:
         return outputs + self._close(event.seq_id, finished)
 
     def _visible_stop(self, stop_token: int) -> int | None:
-        """The stop token that the caller sees: only an id of the request's own, not the model's end of sequence."""
+        """The stop token shown to the caller: only one that the request named, not the model's end of sequence."""
         return None if stop_token < 0 or stop_token in self._text.eos_token_ids else stop_token
 
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:

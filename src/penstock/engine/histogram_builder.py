@@ -35,7 +35,7 @@ PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 
 def lengths_up_to(longest: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... as far as they do not exceed `longest`, at least 1."""
+    """1, 2, 5, 10, 20, 50, ... up to `longest`, at least 1."""
     edges: list[float] = []
     scale = 1
     while scale <= longest:

@@ -1,8 +1,8 @@
 """Resolves an `EngineRequest` into sequences of token ids, or refuses it with a reason.
 
-Everything that a caller can get wrong is checked here, whichever front end it came through, before anything is copied
-or queued. Resolution is pure except for two inputs: the seed of a random request that gave none, and the arrival time.
-Safe to call from any thread.
+Everything that a caller can get wrong is checked here, for every front end, before anything is copied or queued.
+Resolution is pure except for two inputs: the seed of a random request without one, and the arrival time. Safe to call
+from any thread.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from penstock.workers import Turns
 __all__ = ["GIANT_CHARS", "Intake", "ResolvedRequest"]
 
 GIANT_CHARS = 64 * 1024
-"""Of a prompt that is tokenised only when it is its turn: it takes a processor for tens of milliseconds and more."""
+"""Characters from which a prompt waits its turn to be tokenised: it takes tens of milliseconds or more."""
 _GIANTS, _GIANTS_OF_A_KEY = 2, 1
 _MOST_WAITING, _MOST_WAITING_OF_A_KEY = 64, 24
 _WAIT_SECONDS = 60.0
-"""What is allowed to wait takes a minute only where each of them takes seconds."""
+"""Reached only if each waiting prompt takes seconds."""
 _RETRY_SECONDS = 5
 
 _NO_TEXT = "model_does_not_generate"
@@ -51,10 +51,10 @@ class ResolvedRequest:
     """A request that is ready to be scheduled: one sequence for each choice, all with the same prompt.
 
     Attributes:
-        prompt_text: the prompt as text, a conversation as its template wrote it; "" when it was given as token ids.
-        answered: how many of the choices the caller gets; fewer than there are where `best_of` asks for the best.
-        echo, max_seconds: as an `EngineRequest`'s.
-        reader: takes the answers apart into reasoning, text and calls; None when they are plain text.
+        prompt_text: the prompt as text, or as the template rendered it; "" if it was given as token ids.
+        answered: how many choices the caller gets; fewer than are generated with `best_of`.
+        echo, max_seconds: as in `EngineRequest`.
+        reader: parses answers into reasoning, text and calls; None if they are plain text.
     """
 
     id: str
@@ -77,12 +77,12 @@ class ResolvedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all its sequences together, as they come."""
+        """Prompt tokens of all its sequences together."""
         return self.prompt_tokens * len(self.sequences)
 
     @property
     def tenant(self) -> str:
-        """On whose behalf it comes."""
+        """The tenant that sent it."""
         return self.sequences[0].tenant
 
 
@@ -90,7 +90,7 @@ class Intake:
     """Resolves requests for one model. Immutable after construction.
 
     Args:
-        draw_seed: gives a fresh seed for a random request that named none; from the operating system in production.
+        draw_seed: gives a fresh seed for a random request without one; from the operating system in production.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Intake:
         """Render, tokenise, check and complete.
 
         Raises:
-            RequestError: naming the field at fault.
+            RequestError: names the field at fault.
         """
         self._check_limits(request)
         if request.embedding is None and not self._card.generates:
@@ -172,7 +172,7 @@ class Intake:
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
     ) -> ResolvedRequest:
-        """As `resolve`, for a request that wants the prompt's vector."""
+        """As `resolve`, for a request for the prompt's embedding."""
         self._check_embedding(request, spec)
         if len(prompt) > self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field, generates=False)
@@ -221,7 +221,7 @@ class Intake:
             raise InvalidParameter("priority", "needs an engine started with --scheduling-policy priority")
 
     def _check_embedding(self, request: EngineRequest, spec: EmbeddingSpec) -> None:
-        """Refuse a request that wants text as well, or a vector longer than this model's."""
+        """Refuse a request that also wants text, or a vector longer than this model's."""
         for_text = {
             "n": request.n != 1,
             "best_of": request.best_of is not None,
@@ -241,7 +241,7 @@ class Intake:
             raise InvalidParameter("prompt", "is empty: there is nothing to embed")
 
     def _check_prompt_scores(self, request: EngineRequest, prompt_tokens: int) -> None:
-        """Refuse prompt log probabilities that would be more than an answer may hold."""
+        """Refuse prompt log probabilities that would exceed the size of an answer."""
         if not request.sampling.has("prompt_logprobs"):
             return
         entries, most = (
@@ -256,7 +256,7 @@ class Intake:
             raise InvalidParameter("prompt_logprobs", message)
 
     def _check_grammar(self, request: EngineRequest, rules: StopRules) -> Grammar | None:
-        """The grammar as it was judged; refuses one that cannot be served, or that contradicts another field."""
+        """The judged grammar; refuses one that cannot be served or that contradicts another field."""
         if request.grammar is None:
             return None
         if self._grammars is None:
@@ -279,7 +279,7 @@ class Intake:
     def _thinking_budget(
         self, request: EngineRequest, prompt: tuple[int, ...], prompt_text: str, reader: ReplyReader | None
     ) -> ThinkingBudget | None:
-        """The bound on the reasoning; None where there is none, or none is needed: a guided answer does not think.
+        """The bound on the reasoning; None without one, or if none is needed because a guided answer does not think.
 
         Raises:
             InvalidParameter: the model does not think, or the closing tag might not be written.
@@ -299,7 +299,7 @@ class Intake:
         return budget if request.grammar is None else None
 
     def _tokenise(self, request: EngineRequest) -> tuple[tuple[int, ...], str, str, ReplyReader | None]:
-        """The prompt as token ids, as text, the name of the field that it came from, and what reads its answers."""
+        """The prompt as token ids and as text, the name of its field, and the reader of its answers."""
         most = request.most_prompt_tokens
         match request.prompt:
             case TokenPrompt(token_ids):
@@ -326,7 +326,7 @@ class Intake:
         return token_ids, self._text.reply_reader(chat, rules, rendered)
 
     def _turn(self, chars: int, tenant: str) -> AbstractContextManager[None]:
-        """A turn to tokenise a text; at once where it is short."""
+        """A turn to tokenise a text; immediate for a short one."""
         return self._giants.turn(tenant) if chars >= GIANT_CHARS else nullcontext()
 
     def _check_ids(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -340,7 +340,7 @@ class Intake:
         return token_ids
 
     def _check_length(self, chars: int, field: str) -> None:
-        """Refuse a text that cannot fit whatever its tokens are, before spending time on tokenising it."""
+        """Refuse a text that is too long for any tokenisation, before spending time on it."""
         most = self._card.max_model_len * self._limits.max_prompt_chars_per_token
         if chars > most:
             raise InvalidParameter(
@@ -350,7 +350,7 @@ class Intake:
             )
 
     def _start_token(self) -> tuple[int, ...]:
-        """The token in place of an empty prompt: beginning of sequence, or end of sequence in models without one."""
+        """The token used for an empty prompt: beginning of sequence, or end of sequence in models without one."""
         if self._text.bos_token_id is not None:
             return (self._text.bos_token_id,)
         if self._text.eos_token_ids:
@@ -358,7 +358,7 @@ class Intake:
         raise InvalidParameter("prompt", "is empty, and this model has no token to start from")
 
     def _stop_rules(self, request: EngineRequest) -> StopRules:
-        """The request's, with a bound on any JSON object: a model may open one object in another without end."""
+        """The request's stop rules, with a bound for any JSON object, since a model may nest objects without end."""
         if JSON_OBJECT in (request.grammar, request.reply.form) and not request.stop.max_tokens:
             return replace(request.stop, max_tokens=self._limits.max_json_object_tokens)
         return request.stop
@@ -379,7 +379,7 @@ class Intake:
 
 
 def _rules(request: EngineRequest) -> ReplyRules:
-    """How the answer is taken apart: a guided one holds no reasoning, though the template may have opened some."""
+    """How the answer is parsed: a guided one holds no reasoning, even if the template opened some."""
     return request.reply if request.grammar is None else replace(request.reply, reasoning=ReasoningUse.INLINE)
 
 

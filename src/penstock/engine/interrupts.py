@@ -1,8 +1,8 @@
-"""Ctrl-C where it cannot break anything: held while a step is planned and committed, delivered right after.
+"""Delays Ctrl-C while a step is planned and committed, and delivers it right after.
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread. Between a plan and its commit that would
-leave scheduler, runner and text in disagreement. Other threads receive no signals, so nothing is held there; neither is
-it where SIGINT has no Python handler.
+leave scheduler, runner and text in disagreement. Other threads receive no signals, so nothing is held there, nor if
+SIGINT has no Python handler.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class _Interrupts:
         self._holder = 0  # the thread
         self._came = False
         self.allowed = False
-        """Whether interrupts are passed on though they are held."""
+        """Whether interrupts are passed on although they are held."""
 
     @property
     def held(self) -> bool:
-        """Whether this thread would be told of an interrupt later."""
+        """Whether this thread will be told of an interrupt later."""
         return self._own is not None and not self.allowed and self._holder == threading.get_ident()
 
     def hold(self) -> bool:
-        """Remember whatever comes from now on; false where nothing can come, or is held already."""
+        """Start to hold interrupts; False if none can come or they are held already."""
         if self._own is not None or threading.current_thread() is not threading.main_thread():
             return False
         own = _signal.getsignal(_signal.SIGINT)
@@ -46,7 +46,7 @@ class _Interrupts:
         return True
 
     def deliver(self) -> None:
-        """Put the program's own handler back, and tell it what came meanwhile."""
+        """Restore the program's own handler, and pass on what came meanwhile."""
         own, self._own = self._own, None
         if own is None:
             return
@@ -55,7 +55,7 @@ class _Interrupts:
             own(_signal.SIGINT, None)
 
     def allow(self) -> None:
-        """Pass on what came, and what comes from now on."""
+        """Pass on what came and what comes from now on."""
         self.allowed = True
         if self._came:
             self._pass_on()
@@ -76,7 +76,7 @@ _INTERRUPTS = _Interrupts()
 
 
 class interrupts_held:  # noqa: N801 - a function to those who use it
-    """Inside, an interrupt does not break anything off: it is raised at the end of the outermost such block."""
+    """Inside this block an interrupt is held and raised at the end of the outermost such block."""
 
     __slots__ = ("_outermost",)
 
@@ -91,7 +91,7 @@ class interrupts_held:  # noqa: N801 - a function to those who use it
 
 
 def interruptible(work: Callable[[], T]) -> T:
-    """Inside `interrupts_held`, do what takes long and may be broken off; what was held is raised at once."""
+    """Inside `interrupts_held`: allow interrupts during a long operation; a held one is raised at once."""
     if not _INTERRUPTS.held:
         return work()
     try:

@@ -1,8 +1,8 @@
 """The engine's thread: sleeps when there is nothing to do, steps while there is, and never waits with work at hand.
 
-The thread owns the `Engine`; everybody else talks to it by messages. No lock is held across a step, and a message costs
-its sender nothing but an append. Outputs go back to each event loop in one call a step, once the next step has begun:
-whoever they wake would otherwise have the processor that computes.
+The thread owns the `Engine`; everybody else sends it messages. No lock is held across a step, and a message costs its
+sender an append. Outputs go back to each event loop in one call a step, after the next step has begun: the readers that
+they wake would otherwise take the CPU that computes.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Where the outputs of a request go: a queue, and the event loop that it belongs to."""
+    """The destination of a request's outputs: a queue and the event loop that it belongs to."""
 
     queue: OutputQueue
     event_loop: asyncio.AbstractEventLoop
 
     def refuse(self, error: PenstockError) -> None:
-        """Tell the reader that there will be nothing."""
+        """Tell the reader that there will be no outputs."""
         _call(self.event_loop, self.queue.fail, error)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """Something to do with the engine between two steps, and the future of whoever waits for it."""
+    """A call to make between two steps, and the future of its result."""
 
     work: Callable[[Engine], None]
     done: asyncio.Future[None]
     event_loop: asyncio.AbstractEventLoop
 
     def settle(self, error: PenstockError | None) -> None:
-        """Tell the one who waits."""
+        """Resolve the future."""
         _call(self.event_loop, _settle, self.done, error)
 
 
@@ -76,13 +76,13 @@ class _Stop:
 
 
 _END_SECONDS = 30.0
-"""What a step that hangs may take of the interpreter's end."""
+"""How long a hanging step may delay the interpreter's exit."""
 
 _STARTED: WeakSet[EngineLoop] = WeakSet()
 
 
 def _stop_all() -> None:
-    """Stop what is left running, before the interpreter ends.
+    """Stop engines that are still running before the interpreter exits.
 
     A thread that asks for Python's lock after that is unwound by `pthread_exit` (Python before 3.14), which C++ between
     its frames, kernels and torch, does not survive: "terminate called without an active exception". It comes before the
@@ -102,9 +102,9 @@ class EngineLoop:
     """Runs an engine in a thread of its own.
 
     Args:
-        limits: what may wait for admission; requests beyond are refused as `Overloaded`.
-        on_death: called once, by the engine's thread, when nothing can be served any more; not when it was stopped.
-        on_rest: called by the engine's thread when it has had nothing to do for seconds, once until it works again.
+        limits: what may wait for admission; further requests are refused as `Overloaded`.
+        on_death: called once, by the engine's thread, when the engine dies; not when it was stopped.
+        on_rest: called by the engine's thread after some idle seconds, once until it works again.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. It is stopped before the interpreter ends, if nobody has stopped it by then."""
+        """Start the thread. If it is still running when the interpreter exits, it is stopped first."""
         _STARTED.add(self)
         self._thread.start()
 
@@ -161,10 +161,10 @@ class EngineLoop:
         reader.refuse(EngineDead(self._health.reason))
 
     def check_queue(self, tenant: str) -> None:
-        """Make sure that the queue had room for something of this tenant a moment ago. Waits for no step.
+        """Make sure that the queue had room for this tenant a moment ago. Waits for no step.
 
         Raises:
-            Overloaded: it had none.
+            Overloaded: it had no room.
         """
         if self._health.alive:
             self._recent.check(tenant)
@@ -174,7 +174,7 @@ class EngineLoop:
         self._inbox.put(_Abort(request_id))
 
     def run_between_steps(self, call: EngineCall) -> None:
-        """Have the engine's thread make a call before the next step; its future says when it is done, or why not."""
+        """Have the engine's thread make a call before the next step; returns the future of its result."""
         with self._inbox_lock:
             if not self._ended:
                 self._inbox.put(call)
@@ -182,11 +182,11 @@ class EngineLoop:
         call.settle(EngineDead(self._health.reason))
 
     def health(self) -> Health:
-        """The state after the last step, or the death of the thread."""
+        """The state after the last step, or at the death of the thread."""
         return self._health
 
     def measurements(self) -> Measurements:
-        """What was measured until the last step, or the death of the thread."""
+        """The measurements until the last step, or until the death of the thread."""
         return self._measurements
 
     def _run(self) -> None:
@@ -220,7 +220,7 @@ class EngineLoop:
         self._show_queue()
 
     def _keep_profile(self) -> None:
-        """Write a profile that nobody has stopped."""
+        """Write a profile that was not stopped."""
         if not self._engine.profiled:
             return
         try:
@@ -234,19 +234,19 @@ class EngineLoop:
             self._on_death()
 
     def _show(self) -> None:
-        """Replace what other threads see by new values: readers need no lock, and hold up nobody."""
+        """Publish new values for other threads, which read them without a lock."""
         self._health = self._engine.health()
         self._measurements = self._engine.measurements()
 
     def _show_queue(self) -> None:
-        """Let other threads know what waits: where a message or a plan may have changed it."""
+        """Publish the queue after a message or a plan may have changed it."""
         refused = self._recent.show(*self._admission.look(), self._taken)
         self._taken = []
         if refused:
             self._engine.metrics.rejected(refused)
 
     def _drain(self) -> None:
-        """Take every message there is; with no work, wait for one."""
+        """Handle all messages; without work, wait for one."""
         if not self._engine.has_work:
             self._show_queue()
             self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
@@ -308,7 +308,7 @@ class EngineLoop:
         call.settle(None)
 
     def _publish(self, outputs: StepOutputs) -> None:
-        """Send outputs, behind those that were held: one call to each event loop, whatever the number of requests."""
+        """Send held outputs, then these: one call to each event loop, whatever the number of requests."""
         held, self._held = self._held, []
         by_request: dict[str, list[Output]] = defaultdict(list)
         for request_id, output in (*held, *outputs):
@@ -324,7 +324,7 @@ class EngineLoop:
             _call(event_loop, _deliver, deliveries)
 
     def _close_inbox(self) -> None:
-        """Refuse what was sent while the thread ended, and all that comes later."""
+        """Refuse what was sent while the thread ended, and everything after."""
         with self._inbox_lock:
             self._ended = True
         while not self._inbox.empty():
@@ -353,7 +353,7 @@ def _deliver(deliveries: list[_Delivery]) -> None:
 
 
 def _call(event_loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    """Call on an event loop from this thread; a loop that is closed has no reader left to tell."""
+    """Call on an event loop from this thread; a closed loop has no reader left."""
     try:
         event_loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
