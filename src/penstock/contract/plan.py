@@ -1,10 +1,10 @@
 """What one step computes (`StepPlan`), and its results (`StepResult`).
 
-These two values are all that passes between deciding and doing. What came of a row is in named tuples: one is
-made for each token of each stream, and a frozen dataclass takes several times as long to make.
+These two values are all that passes between scheduler and runner. Results of rows are named tuples: one is made for
+each token of each stream, and a frozen dataclass takes several times as long to make.
 
-A plan is plain data: it can be printed, written to a file, replayed and explained. It holds no tensors and, beyond the
-tokens of a newly admitted sequence and of blocks to be saved, no token values: the runner already has what it sampled.
+A plan is plain data: it can be printed, written to a file, replayed and explained. It holds no tensors and no token
+values, except those of newly admitted sequences and of blocks to save: the runner already has what it sampled.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """All a runner must learn about a sequence, once, when it takes a slot.
+    """Everything a runner must know about a sequence, given once when it takes a slot.
 
     Attributes:
         slot: index in the runner's tables, `0 <= slot < max_num_seqs`; free until this step.
         seq_id: for logs and errors only.
-        tokens: every token known so far: the prompt, and after a preemption what was generated too.
-        blocks: block ids that hold (or will hold) the KV of positions `[0, len(blocks) * block_size)`, in order. Under
-            a window, those that no position to come sees may be another sequence's; so may they in the runner's tables
-            later: they are never read again.
+        tokens: every known token: the prompt, and after a preemption also what was generated.
+        blocks: block ids that hold (or will hold) the KV of positions `[0, len(blocks) * block_size)`, in order. With
+            a window, blocks that no later position sees may belong to another sequence, also later in the runner's
+            tables: they are never read again.
         computed: how many leading positions already have their KV in those blocks; `computed < len(tokens)`.
         sampling: the sequence's sampling parameters.
         choice: index of the choice, part of the randomness key.
         prompt_tokens: how many of `tokens` are the prompt; the rest was generated before a preemption. -1 for all.
-        max_new_tokens: most tokens that may be generated in all, those in `tokens` included.
-        grammar: the form that the generated tokens must have; None for free text.
-        embedding: the vector that is wanted in place of tokens: no row of the sequence samples. None for tokens.
+        max_new_tokens: the most tokens to generate in all, including those in `tokens`.
+        grammar: the grammar of the generated tokens; None for free text.
+        embedding: the vector wanted instead of tokens; then no row of the sequence samples. None for tokens.
         thinking: how much reasoning the generated tokens may hold; None for any.
-        checkpoint: the checkpoint slot that holds the recurrent state after `computed` positions; -1 where `computed`
-            is 0, or the model carries none.
+        checkpoint: the checkpoint slot with the recurrent state after `computed` positions; -1 if `computed` is 0 or
+            the model carries none.
     """
 
     slot: int
@@ -95,11 +95,11 @@ class Draftable(NamedTuple):
     """A sequence whose next row could carry drafts.
 
     Attributes:
-        tokens: all of it; to be read before the scheduler is called again.
-        most: more drafts could not be of use.
+        tokens: all its tokens; read them before the next call of the scheduler.
+        most: the most drafts that could be used.
         prompt_tokens: how many of `tokens` are the prompt.
-        scope: what is known of other sequences may be used for those of the same scope alone: their `cache_salt`.
-        foreseen: what its last row's result said of the tokens that come next.
+        scope: knowledge of other sequences may be used only within the same scope: their `cache_salt`.
+        foreseen: the next tokens that its last row's result foresaw.
     """
 
     seq_id: str
@@ -112,12 +112,12 @@ class Draftable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess of the tokens that come next in a sequence: at least one id of the vocabulary, right or wrong.
+    """A guess of the next tokens of a sequence: at least one id of the vocabulary, right or wrong.
 
     Attributes:
-        drafter: who guesses, in a word for metrics.
-        evidence: how much speaks for it, for its drafter to say: guesses of one drafter with about as much evidence are
-            taken to be right about as often. From 1 on, and it counts in powers of two.
+        drafter: name of the drafter, for metrics.
+        evidence: the drafter's own measure of confidence, at least 1: guesses of one drafter with similar evidence (in
+            powers of two) are assumed to be right equally often.
     """
 
     seq_id: str
@@ -127,21 +127,21 @@ class Draft:
 
 
 Guess = tuple[Draft, ...]
-"""What may come next in a sequence, each draft behind the one before; () for nothing."""
+"""The possible next tokens of a sequence, each draft following the one before; () for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep a block beyond the process: it is full, and stays as it is until a plan hands it out again.
+    """Save a block beyond the process: it is full, and does not change until a plan hands it out again.
 
-    The same says which recurrent state is kept: that after a block's last position, in a checkpoint slot.
+    Also used to save a recurrent state: that after a block's last position, in a checkpoint slot.
 
     Attributes:
-        block: its id; of a state the checkpoint slot.
-        key: under which it will be asked for; of a state the key of the block that it ends.
+        block: block id; for a state, the checkpoint slot.
+        key: the key to find it by; for a state, the key of the block that it ends.
         parent: the key of the block before it, or the root of its sequence's keys.
         before: how many blocks are before it.
-        tokens: its tokens, by which it can be computed again.
+        tokens: its tokens, from which it can be recomputed.
     """
 
     block: int
@@ -155,35 +155,35 @@ class Save:
 class Row:
     """Compute positions `[start, start + count)` of the sequence in `slot`.
 
-    The last positions of a sampling row may hold drafts: guesses of the tokens that come next. The runner draws at the
-    last known position and, as long as what it drew equals the draft in that place, at the next one; so what is drawn
-    is what would be drawn without drafts, and a row brings one token more than it had drafts that were right.
-    Positions of drafts that were wrong count as not computed: the next row starts there.
+    The last positions of a sampling row may hold drafts: guesses of the next tokens. The runner draws at the last known
+    position and, while the drawn token equals the draft in its place, at the next one. So it draws what it would draw
+    without drafts, and a row yields one token more than it had right drafts. Positions of wrong drafts count as not
+    computed: the next row starts there.
 
-    A row may be planned while the one before it is still being computed. Then its last position holds the token that is
-    drawn there: plans carry no token values, and the runner has it in time. Where that sequence turns out to have ended
-    or failed, the row is computed in vain and what came of it is ignored.
+    A row may be planned while the one before it is still being computed. Then its last position holds the token that
+    will be drawn there: plans carry no token values, and the runner has it in time. If the sequence turns out to have
+    ended or failed, the row is computed in vain and its result ignored.
 
-    A row with `stored` computes nothing: its positions are whole blocks, of which these are the keys, and their KV is
-    read from where it was saved. Nobody plans another row behind it before it is known how far it came. Where the model
-    carries state, what is read counts as computed only with the state at its end, which the last of a sequence's
-    reading rows brings: one that comes short takes the sequence back to where it was admitted.
+    A row with `stored` computes nothing: its positions are whole blocks with these keys, whose KV is read from the
+    store. No further row of the sequence is planned until its result is known. If the model carries recurrent state,
+    what was read counts as computed only together with the state at its end, which the last reading row of a sequence
+    brings; a row that falls short takes the sequence back to where it was admitted.
 
     Attributes:
-        count: at least 1, drafts included; prefill chunk or decode, the runner does not care which.
-        new_blocks: block ids appended to the sequence's table before this step.
-        sample: whether tokens are drawn; true exactly when the row catches up with every token known (drafts apart),
-            so that the first one drawn is the next one, and the sequence is not an embedding's.
+        count: at least 1, including drafts; a chunk of a prompt or a decoded token, the runner makes no difference.
+        new_blocks: block ids to append to the sequence's table before this step.
+        sample: whether tokens are drawn; true exactly when the row reaches the last known token (not counting drafts)
+            and the sequence is not embedded.
         drafts: tokens of the last `len(drafts)` positions; () in a row that does not sample.
-        checkpoints: where to keep recurrent state on the way, in order of position, each after `start` and at most
-            `start + count`; () where the model carries none.
-        stored: keys of the blocks that are read instead of computed; () in all rows that compute.
-        state: of the last row that reads for a sequence that carries state: the key of the state at its end, which is
-            read too, and kept in `checkpoints` if there are any; b"" in all others.
-        follow: positions that the draft model may compute to catch up with this sequence, after the row has drawn; 0 in
-            a row that does not sample, and where there is no draft model.
-        guesses: tokens that the draft model then guesses behind the last one drawn, if it has caught up. The blocks
-            that it needs for that are the sequence's.
+        checkpoints: where to keep recurrent state, in order of position, each after `start` and at most
+            `start + count`; () if the model carries none.
+        stored: keys of the blocks to read instead of computing; () in rows that compute.
+        state: in the last reading row of a sequence with recurrent state: the key of the state at its end, which is
+            read too, and kept in `checkpoints` if there are any; b"" in all other rows.
+        follow: positions that the draft model may compute to catch up with this sequence after the row has drawn; 0
+            in a row that does not sample, and without a draft model.
+        guesses: tokens that the draft model then guesses after the last drawn one, if it has caught up. It uses the
+            sequence's blocks.
     """
 
     slot: int
@@ -208,14 +208,14 @@ class StallReason(StrEnum):
     SHARED_PREFIX = "shared_prefix"
     """Its next block is being computed by a running sequence now; waiting for that is cheaper than doing it twice."""
     SUSPECTS = "suspects"
-    """A step failed as a whole; those who had a row in it are computed one by one, and all others wait."""
+    """A step failed as a whole; the sequences with rows in it are computed one by one, and all others wait."""
     NEWCOMER = "newcomer"
-    """Another tenant's newcomer took a slot in this step, and nobody is admitted beside it."""
+    """Another tenant's newcomer took a slot in this step, and no other sequence is admitted with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The waiting head stays where it is: it needs `need` of what there are `have` of."""
+    """The head of the queue was not admitted: it needs `need`, and there are `have`."""
 
     seq_id: str
     reason: StallReason
@@ -233,8 +233,8 @@ class StepPlan:
         rows: what to compute; empty when there is nothing to do. At most one row a slot.
         stalls: at most one: the waiting head, if it could not be admitted.
         waiting: how many sequences are still waiting after this plan.
-        saves: blocks to keep beyond the process, each as it was before this plan; a wish, and no promise.
-        state_saves: checkpoints of recurrent state to keep beyond it, as they were before this plan; a wish too.
+        saves: blocks to save beyond the process, as they were before this plan; saving may fail.
+        state_saves: checkpoints of recurrent state to save, as they were before this plan; saving may fail.
     """
 
     step: int
@@ -253,7 +253,7 @@ class StepPlan:
 
     @property
     def num_restored(self) -> int:
-        """Positions that this step reads instead, if they are there."""
+        """Positions that this step reads from the store instead, if they are still there."""
         return sum([row.count for row in self.rows if row.stored])
 
     def explain(self) -> str:
@@ -275,9 +275,9 @@ class SampledToken(NamedTuple):
 
     Attributes:
         id: the token.
-        logprob: its log probability under the raw distribution, or the processed one if the request says so; 0.0
-            where the request did not ask for it.
-        rank: its place among all tokens by that probability, from 1; 0 where the log probability was not asked for.
+        logprob: its log probability under the raw distribution, or the processed one if the request says so; 0.0 if
+            not requested.
+        rank: its rank among all tokens by that probability, from 1; 0 if the log probability was not requested.
         top_logprobs: the top tokens at its position, as many as were requested.
     """
 
@@ -289,13 +289,13 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What the model thought of some tokens of a prompt, in the places where they stand.
+    """Scores of some tokens of a prompt under the model.
 
     Attributes:
         start: index of the first of these tokens in its prompt; at least 1, as nothing predicts the first token.
         logprobs: one a token, under the raw distribution.
-        top_logprobs: beside them, the top tokens at each position, as many as were requested.
-        ranks: beside them, each token's place among all tokens by likelihood, from 1.
+        top_logprobs: for each token, the top tokens at its position, as many as requested.
+        ranks: for each token, its rank among all tokens by likelihood, from 1.
     """
 
     start: int
@@ -305,24 +305,24 @@ class PromptScores:
 
 
 class RowResult(NamedTuple):
-    """What came of one row.
+    """The result of one row.
 
     Attributes:
-        slot: whose row it was.
-        tokens: what a sampling row drew, in order of position: the drafts that were right, and then one more, unless
-            the row failed or waits there.
-        prompt: scores of the prompt tokens that the row predicted; None where it predicted none or nobody asked.
-        embedding: the vector of a prompt that this row completed, float32, little-endian; None where none is wanted.
-        failure: why the sequence cannot go on (say, its logits are not finite), safe to show; "" where it can. The
-            sequence ends with it, after `tokens`; other sequences are unharmed.
-        waits: whether a sampling row has no next token yet, because what its form allows is still being found out. Its
-            last known position then counts as not computed, and the next row starts there: it draws what this one
-            would have drawn. A row that was planned behind this one waits too.
-        restored: of a row with `stored` that came short: how many leading blocks were read, 0 where the model carries
-            state. The rest is to be computed.
-        foreseen: of a row that sampled: tokens that its form makes likely to come behind those that it drew; a guess.
-        guess: what the draft model takes to come next, behind the last token drawn; at most as many as were wanted.
-        lag: known positions that the draft model has not computed; -1 where nobody said.
+        slot: the slot of the row.
+        tokens: what a sampling row drew, in order of position: the right drafts and then one more, unless the row
+            failed or waits there.
+        prompt: scores of the prompt tokens that the row predicted; None if it predicted none or none were requested.
+        embedding: the vector of a prompt that this row completed, float32, little-endian; None if none is wanted.
+        failure: why the sequence cannot go on (for example, its logits are not finite), safe to show; "" if it can. The
+            sequence ends with it, after `tokens`; other sequences are unaffected.
+        waits: whether a sampling row has no next token yet because its grammar's mask is not ready. Its last known
+            position then counts as not computed, and the next row starts there: it draws what this one would have
+            drawn. A row that was planned after this one waits too.
+        restored: in a row with `stored` that fell short: how many leading blocks were read; 0 if the model carries
+            state. The rest is computed.
+        foreseen: in a row that sampled: tokens that its grammar makes likely to follow; a guess.
+        guess: what the draft model expects after the last drawn token; at most as many tokens as ordered.
+        lag: known positions that the draft model has not computed; -1 if unknown.
     """
 
     slot: int
@@ -338,12 +338,12 @@ class RowResult(NamedTuple):
 
 
 class GuessWork(NamedTuple):
-    """What the draft model did in a step.
+    """The draft model's work in a step.
 
     Attributes:
         seconds: how long it took.
         passes: through the model, one after the other.
-        positions: that they computed, all together.
+        positions: that they computed in all.
     """
 
     seconds: float
@@ -352,15 +352,15 @@ class GuessWork(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """What became of blocks that were to be saved, since the runner's start.
+    """Progress of saving blocks since the runner's start.
 
     Attributes:
-        written: blocks that are in files now, and were not.
+        written: blocks that were written to files.
         dropped: blocks that were handed out again before they were written.
-        failed: blocks that the disk did not take.
-        damaged: files that were found not to be what was written.
-        evicted: files that made place.
-        bytes: what the store takes, as far as is known.
+        failed: blocks that could not be written to disk.
+        damaged: files whose contents failed the check.
+        evicted: files that were deleted to make room.
+        bytes: size of the store, as far as is known.
     """
 
     written: int = 0
@@ -373,16 +373,16 @@ class StoreCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan.
+    """The result of a plan.
 
     Attributes:
         step: the plan's.
-        rows: one for each row of the plan that has something to say, in the plan's order. A chunk in the middle of a
-            prompt has nothing to say, unless its scores are wanted; nor has a row that read all that it was to.
+        rows: one for each row with a result, in plan order. A chunk in the middle of a prompt has none, unless its
+            scores are wanted; nor has a row that read all its blocks.
         seconds: how long the step took, by the runner's clock. Time is data here: the core never reads a clock.
-        restoring: seconds of these that reading stored blocks took.
-        store: how saving goes; None where nothing has changed since the last result.
-        guessing: what the draft model did, within `seconds`; None where it did nothing.
+        restoring: the part of `seconds` that reading stored blocks took.
+        store: the progress of saving; None if it has not changed since the last result.
+        guessing: the draft model's work, included in `seconds`; None if it did nothing.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""The ports: what one room needs of another, as Protocols. Implementations are named in `app.py` alone."""
+"""The ports: what one room needs from another, as Protocols. Only `app.py` and its neighbours name implementations."""
 
 from __future__ import annotations
 
@@ -40,64 +40,64 @@ class Runner(Protocol):
         """Apply releases and admits, compute every row, sample where asked.
 
         Raises:
-            Exception: anything raised concerns the whole step (out of memory, a kernel that failed). What concerns one
-                row only is returned in its `RowResult.failure`.
+            Exception: an exception concerns the whole step (out of memory, a failed kernel). A failure of one row is
+                returned in its `RowResult.failure`.
         """
         ...
 
     def reset(self) -> bool:
-        """Forget every slot, and a step that was broken off in the middle, by Ctrl-C say.
+        """Forget every slot, and a step that was interrupted (by Ctrl-C, for example).
 
         Returns:
-            Whether keys and values are lost too, as where the process that had them is gone.
+            Whether keys and values are lost too, for example because the process that held them is gone.
         """
         ...
 
 
 @runtime_checkable
 class OverlappingRunner(Protocol):
-    """A runner that may be given the next plan while it still computes one. It computes them in the order given."""
+    """A runner that accepts the next plan while it still computes one. It computes plans in order."""
 
     @property
     def depth(self) -> int:
-        """Most plans that may be started and not finished."""
+        """The most plans that may be started and not finished."""
         ...
 
     def start(self, plan: StepPlan) -> None:
-        """Begin to compute `plan`, behind those that were begun before; raises as `Runner.run` does."""
+        """Begin to compute `plan`, after those begun before; raises as `Runner.run` does."""
         ...
 
     def finish(self) -> StepResult:
-        """Wait for the eldest plan that was started and not finished, and return what came of it.
+        """Wait for the eldest unfinished plan, and return its result.
 
         A row of a sequence that failed in an earlier plan fails again. Raises as `Runner.run` does.
 
         Raises:
-            RunnerLost: what computes is gone; `reset` brings another.
+            RunnerLost: the runner's process is gone; `reset` starts another.
         """
         ...
 
     def reset(self) -> bool:
-        """As `Runner.reset`; plans that were started are forgotten too."""
+        """As `Runner.reset`; also forgets the plans that were started."""
         ...
 
 
 class Drafter(Protocol):
-    """Guesses what comes next, so that one step may bring several tokens. It may be wrong, and cannot change anything.
+    """Guesses next tokens, so that one step may yield several. Wrong guesses change no answer.
 
-    Called by the engine's thread between two steps: what it takes, every sequence waits for.
+    Called by the engine's thread between two steps: every sequence waits for it.
     """
 
     def draft(self, sequence: Draftable) -> Guess:
-        """Guesses of what follows a sequence, each of what stands behind the one before; () for none.
+        """Guesses of the next tokens of a sequence, each following the one before; () for none.
 
-        They have at most `most` token ids (at least 1) together. What is foreseen of the sequence is for the drafter to
-        pass on.
+        They have at most `most` token ids (at least 1) together. The drafter also passes on what is foreseen of the
+        sequence.
         """
         ...
 
     def forget(self, seq_id: str) -> None:
-        """A sequence has ended, or was dropped; one that was never asked about is no error."""
+        """A sequence has ended or was dropped; an unknown one is no error."""
         ...
 
 
@@ -113,11 +113,11 @@ class Profiler(Protocol):
         ...
 
     def span(self, name: str) -> AbstractContextManager[object]:
-        """While recording: what is computed inside is marked with `name`."""
+        """While recording: mark what is computed inside with `name`."""
         ...
 
     def stop(self) -> Callable[[Path], None]:
-        """Record no more; what is returned writes the record, as Chrome's trace events, to a new file, by any thread.
+        """Stop recording. What is returned writes the record as Chrome's trace events to a new file, in any thread.
 
         Raises:
             EngineFault: the record is lost.
@@ -127,7 +127,7 @@ class Profiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health(SchedulerStats):
-    """How the engine is: `alive` until it died, and what it is doing. Counts are since the start.
+    """State of the engine: whether it is alive, and what it is doing. Counts are since the start.
 
     Attributes:
         reason: why it is not alive; "" while it is.
@@ -145,11 +145,11 @@ class Health(SchedulerStats):
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A prompt as the model would be given it.
+    """A prompt as the model would read it.
 
     Attributes:
-        pieces: the bytes that each token stands for, beside `token_ids`.
-        text: a conversation as its template wrote it, a text prompt as it is; "" for one given in token ids.
+        pieces: the bytes of each token of `token_ids`.
+        text: the rendered conversation, or the text prompt itself; "" for token ids.
     """
 
     token_ids: tuple[int, ...]
@@ -158,15 +158,15 @@ class Tokenized:
 
 
 class EngineClient(Protocol):
-    """An engine as seen by a server: the same verbs for one in this process, in another, or elsewhere."""
+    """An engine as a server sees it: the same methods whether it runs in this process, in another or elsewhere."""
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
-        """Submit when the first output is asked for, and stream. Closing early (`aclose`, cancellation) aborts it.
+        """Submit on the first iteration, and stream outputs. Closing early (`aclose`, cancellation) aborts the request.
 
         Raises:
             RequestError: before the first output, when the request cannot be served.
-            Overloaded: before the first output, when it cannot be taken now.
-            EngineDead: before the first output, when nothing can be served any more.
+            Overloaded: before the first output, when it cannot be accepted now.
+            EngineDead: before the first output, when the engine is dead.
         """
         ...
 
@@ -175,10 +175,10 @@ class EngineClient(Protocol):
         ...
 
     def check_queue(self, tenant: str) -> None:
-        """Make sure that the queue had room for the least request of this tenant a moment ago; waits for nothing.
+        """Make sure that the queue had room for a smallest request of this tenant a moment ago, without waiting.
 
         Raises:
-            Overloaded: it had none.
+            Overloaded: it had no room.
         """
         ...
 
@@ -187,10 +187,10 @@ class EngineClient(Protocol):
         ...
 
     async def heartbeat(self) -> None:
-        """Return when the engine has taken a message that does nothing, on the way that work takes too.
+        """Return when the engine has handled an empty message that took the same way as work.
 
         Raises:
-            EngineDead: nothing can be served any more.
+            EngineDead: the engine is dead.
         """
         ...
 
@@ -198,7 +198,7 @@ class EngineClient(Protocol):
         """Forget all cached KV; running requests keep theirs.
 
         Raises:
-            EngineDead: nothing can be served any more.
+            EngineDead: the engine is dead.
         """
         ...
 
@@ -207,16 +207,16 @@ class EngineClient(Protocol):
 
         Raises:
             RequestError: a profile is running, or the operator named no folder for them.
-            EngineFault: it could not be started, or nothing can be served any more.
+            EngineFault: it could not be started, or the engine is dead.
         """
         ...
 
     async def stop_profile(self) -> tuple[str, ...]:
-        """Record no more, and write what was recorded; the names of the files in the operator's folder.
+        """Stop recording and write the record. Returns the names of the files in the operator's folder.
 
         Raises:
             RequestError: no profile is running.
-            EngineFault: it could not be written, or nothing can be served any more.
+            EngineFault: it could not be written, or the engine is dead.
         """
         ...
 
@@ -225,7 +225,7 @@ class EngineClient(Protocol):
 
         Args:
             prompt: of any kind.
-            tenant: on whose behalf: long prompts take turns by it.
+            tenant: the tenant, by which long prompts take turns.
 
         Raises:
             RequestError: it cannot be read, or is longer than any context could hold.
@@ -234,7 +234,7 @@ class EngineClient(Protocol):
         ...
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
-        """The text of these tokens, control tokens included; bytes that are no whole character become U+FFFD.
+        """The text of these tokens, including control tokens; incomplete characters become U+FFFD.
 
         Raises:
             RequestError: an id lies outside the vocabulary.
@@ -242,7 +242,7 @@ class EngineClient(Protocol):
         ...
 
     def measurements(self) -> Measurements:
-        """What was measured until the last step, without waiting for the engine."""
+        """The measurements until the last step, without waiting for the engine."""
         ...
 
 
@@ -255,54 +255,54 @@ class Clock(Protocol):
 
 
 class StepWatch(Protocol):
-    """Knows how long the step that is being computed has taken. Usable from any thread; waits for nothing."""
+    """Knows how long the current step has taken. Usable from any thread; never waits."""
 
     def overdue(self) -> str:
-        """What takes longer than it should; "" if nothing does."""
+        """What takes longer than it should, in words; "" if nothing does."""
         ...
 
     def lost(self) -> str:
-        """Why nothing but a new process would help; "" as long as something else may."""
+        """Why only a new process would help, in words; "" otherwise."""
         ...
 
     def began(self) -> float:
-        """When the step that is being computed began, in seconds of `time.monotonic`; infinity when none is."""
+        """When the current step began, in seconds of `time.monotonic`; infinity if none is being computed."""
         ...
 
 
 class Matcher(Protocol):
-    """One answer on its way through its grammar. Used by one thread at a time."""
+    """The state of one answer in its grammar. Used by one thread at a time."""
 
     def mask(self) -> bytes:
         """The tokens that may come next: bit `i % 8` of byte `i // 8` is token id `i`; as wide as the vocabulary.
 
-        An end-of-sequence token is among them exactly where the answer may end. Deterministic, and at least one is.
+        An end-of-sequence token is allowed exactly where the answer may end. Deterministic; allows at least one token.
 
         Raises:
-            EngineFault: the grammar cannot be followed any further; it concerns this answer alone.
+            EngineFault: the grammar cannot be followed any further; concerns this answer alone.
         """
         ...
 
     def take(self, token: int) -> bool:
-        """Go on past `token`; false, and nothing has changed, if the answer could not be completed after it."""
+        """Advance past `token`; False, and no change, if the answer could not be completed after it."""
         ...
 
     def take_at_once(self, token: int) -> bool | None:
-        """`take`, as far as that takes microseconds; None, and nothing has changed, if it may take longer."""
+        """`take` if it takes microseconds; None, and no change, if it may take longer."""
         ...
 
     def closing(self) -> int:
-        """The next token of a known way to complete the answer; it can always be taken."""
+        """The next token of a known completion of the answer; it is always allowed."""
         ...
 
     def copy(self) -> Matcher:
-        """The same place, to go on from separately; takes microseconds."""
+        """An independent copy of this state; takes microseconds."""
         ...
 
     def foresee(self, most: int) -> tuple[int, ...]:
-        """At most `most` tokens that are likely to come next, because the form leaves hardly a choice; a mere guess.
+        """A guess of at most `most` next tokens, where the grammar leaves hardly a choice.
 
-        No end-of-sequence token is among them. Takes a fraction of a millisecond, and changes nothing.
+        It holds no end-of-sequence token. Takes a fraction of a millisecond and changes nothing.
         """
         ...
 
@@ -311,15 +311,15 @@ class Grammars(Protocol):
     """Compiles grammars. Safe to call from several threads."""
 
     def check(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Grammar:
-        """The same grammar, to be given to `matcher`; refuses one that cannot be served in `max_new_tokens`.
+        """Judge a grammar; returns it for `matcher`, or refuses one that cannot be served in `max_new_tokens`.
 
         Args:
             grammar: what a caller sent.
             max_new_tokens: the room for its answer, the end-of-sequence token included.
-            tenant: on whose behalf: those who wait for verdicts take turns by it.
+            tenant: the tenant, by which requests that wait for verdicts take turns.
 
         Raises:
-            InvalidParameter: it is wrong, unsupported, too large, or no document of it fits; names
+            InvalidParameter: it is wrong, unsupported or too large, or no document fits; names
                 `structured_outputs` or `max_tokens`.
             Overloaded: too many wait for verdicts, of all or of this tenant.
             Unavailable: the process that compiles was killed again and again.
@@ -329,26 +329,26 @@ class Grammars(Protocol):
     def matcher(self, grammar: Grammar, max_new_tokens: int, prompt: Sequence[int] = ()) -> Matcher:
         """A matcher at the beginning of an answer of at most `max_new_tokens`.
 
-        Waits for no process if `grammar` comes from `check`, for as many tokens. Guesses look at the `prompt`.
+        Waits for no process if `grammar` comes from `check` with the same `max_new_tokens`. Guesses look at `prompt`.
         """
         ...
 
 
 class Thinking(Protocol):
-    """One answer on its way through its reasoning, which has a budget. Used by one thread at a time."""
+    """The state of one answer's reasoning, which has a budget. Used by one thread at a time."""
 
     @property
     def over(self) -> bool:
-        """Whether no more reasoning can come: then nothing is ever due again."""
+        """Whether no more reasoning can come; then no token is ever due again."""
         ...
 
     @property
     def due(self) -> int | None:
-        """The token that must come next; None where any may. Deterministic."""
+        """The token that must come next; None if any may. Deterministic."""
         ...
 
     def take(self, token: int) -> None:
-        """Go on past `token`, which is the one that was due, if one was."""
+        """Advance past `token`, which is the due one, if one was due."""
         ...
 
 
@@ -356,5 +356,5 @@ class ThinkingBudgets(Protocol):
     """Knows where in an answer the reasoning is. Safe to call from several threads."""
 
     def begin(self, budget: ThinkingBudget, prompt: Sequence[int]) -> Thinking:
-        """An answer to `prompt`, token ids, at its beginning."""
+        """The state at the beginning of an answer to `prompt` (token ids)."""
         ...
