@@ -55,6 +55,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or `stty tostop` stops this process when it writes
     with _ending_with(connection):
         build, profiler = prepare()
     try:
