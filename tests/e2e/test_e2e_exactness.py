@@ -82,8 +82,13 @@ def test_float32_is_exact(default_model):
     check(profile(EngineConfig(model=str(default_model), dtype="float32"), BUDGET))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("quantization", "kv"), [("none", "auto"), ("int8", "int8"), ("int4", "auto")])
+@pytest.mark.parametrize(
+    ("quantization", "kv", "dtype"),
+    [
+        *((*form, dtype) for form in (("none", "auto"), ("int8", "int8")) for dtype in ("bfloat16", "float32")),
+        ("int4", "auto", "bfloat16"),
+    ],
+)
 def test_a_family_with_layer_norms_and_learned_positions_is_exact(tiny_gpt2, quantization, kv, dtype):
     served = EngineConfig(model=str(tiny_gpt2), dtype=dtype, quantization=quantization, kv_cache_dtype=kv)
     check(profile(served, BUDGET))
