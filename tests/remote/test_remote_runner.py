@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -441,17 +440,6 @@ def test_a_runner_whose_zygote_is_gone_ends_with_the_engine_all_the_same(tmp_pat
     kill = "print(runner.pid, runner.zygote_pid, flush=True)\nos.kill(runner.zygote_pid, signal.SIGKILL)"
     for pid in pids_of_a_killed_engine(tmp_path, f"runner.await_found(lambda line: None)\n{kill}"):
         wait_until(lambda pid=pid: gone(pid), seconds=10)
-
-
-@on_linux
-def test_a_terminals_signals_pass_a_runner_by_which_is_of_our_session_all_the_same(open_runner):
-    """A session of its own would have an equal share of the processors, in which no low priority of others counts."""
-    pid = open_runner().pid
-    assert os.getpgid(pid) != os.getpgrp()
-    assert os.getsid(pid) == os.getsid(0)
-    ignored = int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())[1], 16)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
-        assert ignored >> (number - 1) & 1, number
 
 
 def kill(pid: int) -> None:

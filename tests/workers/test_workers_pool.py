@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.contract.errors import Unavailable
-from penstock.workers import Budget, Exceeded, WorkerPool, WorkerProcess
+from penstock.workers import Budget, Exceeded, WorkerPool, WorkerProcess, child
 
 TOY = (str(Path(__file__).with_name("toy_worker.py")),)
 SECONDS = 20.0
@@ -135,12 +135,28 @@ def test_a_worker_is_of_low_priority_from_its_first_instruction(pool):
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(pool):
     pool.start()
-    assert os.getpgid(pool.pids[0]) != os.getpgrp()
+    assert os.getsid(pool.pids[0]) != os.getsid(0)
 
 
-def test_a_worker_is_of_our_session_within_which_its_priority_counts(pool):
-    pool.start()
-    assert os.getsid(pool.pids[0]) == os.getsid(0)
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share by session")
+def test_a_workers_session_is_of_low_priority_too(pool):
+    """Where sessions have equal shares, niceness counts only within one."""
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: pool.ask(["sleep", 0.3], SECONDS), range(3)))
+    assert len(pool.pids) == 3
+    for pid in pool.pids:
+        assert eventually(lambda pid=pid: Path(f"/proc/{pid}/autogroup").read_text().endswith(" nice 10\n"))
+
+
+def test_a_change_that_came_too_soon_is_tried_again(monkeypatch):
+    answers = [BlockingIOError(), PermissionError()]
+
+    def write(path: Path, text: str) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert not child.lower_session(1)
+    assert child.lower_session(1)
 
 
 def test_a_pool_that_is_closed_ends_its_workers_busy_ones_too(pool):

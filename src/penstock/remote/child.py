@@ -55,7 +55,6 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # or `stty tostop` stops this process when it writes
     with _ending_with(connection):
         build, profiler = prepare()
     try:
@@ -86,6 +85,7 @@ def _fork_as_told(connection: Connection[messages.Order], order: messages.Order)
                 with connection.take_socket() as stream:
                     pid = _fork(connection)
                     if pid == 0:
+                        os.setsid()
                         connection.close()
                         return Connection(socket.socket(fileno=stream.detach()), messages.Order)
             case messages.Reap(pid):

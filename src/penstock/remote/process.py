@@ -163,7 +163,7 @@ def start_program(program: Sequence[str]) -> RunnerProcess:
             [*program, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is meant for us; no session of its own: see `workers.process`
+            start_new_session=True,  # a terminal's Ctrl-C is meant for us
         )
     return RunnerProcess(process, ours)
 

@@ -16,11 +16,12 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OUT_OF_MEMORY", "address_space", "limit_time", "serve_orders"]
+__all__ = ["OUT_OF_MEMORY", "address_space", "limit_time", "lower_session", "serve_orders"]
 
 OUT_OF_MEMORY = 70
 """Exit status of a worker that was not given the memory it asked for."""
@@ -36,6 +37,7 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
         memory_bytes: address space that answering may take, beyond what there is once `begin` is done.
     """
     threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
+    threading.Thread(target=_lower_own_session, name="penstock-session", daemon=True).start()
     os.nice(max(0, NICENESS - os.nice(0)))  # where the thread that started this process could not be of low priority
     try:
         answer = begin(json.loads(sys.stdin.buffer.readline()))
@@ -47,6 +49,21 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
         os._exit(OUT_OF_MEMORY)
     except BrokenPipeError:  # nobody waits for the answer any more
         os._exit(0)
+
+
+def lower_session(pid: int) -> bool:
+    """Give the session of a process a low priority. Returns False if it is too soon after another one.
+
+    Linux may share processors equally among sessions (autogroup); then niceness decides only within one. Where there is
+    nothing of that kind, or it may not be changed, nothing is to be done.
+    """
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
+    except BlockingIOError:  # an ordinary user's changes, all processes together: one in a tenth of a second
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def limit_time(seconds: float) -> None:
@@ -72,6 +89,12 @@ def _limit_memory(memory_bytes: int) -> None:
     used = address_space()
     if used:
         resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+
+
+def _lower_own_session() -> None:
+    """The process that started this one has tried once; where several start together, that was too soon for some."""
+    while not lower_session(os.getpid()):
+        time.sleep(0.1)
 
 
 def _end_with_parent() -> None:

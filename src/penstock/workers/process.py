@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
 from penstock.thread_turns import go_last
-from penstock.workers.child import OUT_OF_MEMORY
+from penstock.workers.child import OUT_OF_MEMORY, lower_session
 
 __all__ = ["Budget", "Exceeded", "Lost", "WorkerProcess"]
 
@@ -137,7 +137,9 @@ class WorkerProcess:
 def _started(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[bytes]:
     """A process of low priority from its first instruction: its imports take a quarter of a second of a processor."""
     with ThreadPoolExecutor(1, "penstock-start", initializer=go_last) as starter:
-        return starter.submit(_start, program, stream).result()
+        process = starter.submit(_start, program, stream).result()
+    lower_session(process.pid)
+    return process
 
 
 def _start(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[bytes]:
@@ -146,9 +148,7 @@ def _start(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[by
         stdin=stream.fileno(),
         stdout=stream.fileno(),
         stderr=subprocess.DEVNULL,  # a panic's report; the exit status says what the owner needs
-        # A terminal's Ctrl-C is meant for us. Of our session all the same: where the kernel groups processes by session
-        # (autogroup), each session has an equal share, and a process's low priority counts only within its own.
-        process_group=0,
+        start_new_session=True,  # a terminal's Ctrl-C is meant for us
         # An arena for each thread would be 64 MiB of the address space that is limited.
         env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )
