@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-__all__ = ["give_way", "go_last", "going_first", "letting_others", "taking_turns", "take_short_turns"]
+__all__ = ["NICENESS", "give_way", "go_last", "going_first", "letting_others", "taking_turns", "take_short_turns"]
 
 _TURN_SECONDS = 0.001
-_NICENESS = 10
-"""Steps of the engine go first where processors are few."""
+NICENESS = 10
+"""Of whoever goes last. Steps of the engine go first where processors are few."""
 _MOST_SECONDS = 0.05
 """For which somebody gives way: who goes first may never be done."""
 
@@ -33,7 +33,7 @@ def take_short_turns() -> None:
 def go_last(native_id: int | None = None) -> None:
     """Lower the priority of one thread, by default of this one, where the system has priorities of threads (Linux)."""
     with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id() if native_id is None else native_id, _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id() if native_id is None else native_id, NICENESS)
 
 
 @contextmanager

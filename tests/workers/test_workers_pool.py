@@ -125,12 +125,9 @@ def test_a_started_worker_takes_the_first_order(pool):
     assert pool.ask(["pid", 0], SECONDS) == started[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
-def test_a_worker_is_of_low_priority_from_its_first_instruction(pool):
+def test_a_worker_is_of_low_priority(pool):
     ours = os.getpriority(os.PRIO_PROCESS, 0)
-    expected = min(19, max(ours, 10))
-    assert pool.ask(["niceness", 0], SECONDS) == [expected, expected]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == ours
+    assert pool.ask(["niceness", 0], SECONDS) == min(19, ours + 10)
 
 
 def test_ctrl_c_in_a_terminal_does_not_reach_the_workers(pool):
@@ -149,14 +146,14 @@ def test_a_workers_session_is_of_low_priority_too(pool):
 
 
 def test_a_change_that_came_too_soon_is_tried_again(monkeypatch):
-    answers = [BlockingIOError(), PermissionError()]
+    answers = [BlockingIOError(), BlockingIOError(), PermissionError()]
 
     def write(path: Path, text: str) -> None:
         raise answers.pop(0)
 
     monkeypatch.setattr(Path, "write_text", write)
-    assert not child.lower_session(1)
-    assert child.lower_session(1)
+    child._lower_session()
+    assert not answers
 
 
 def test_a_pool_that_is_closed_ends_its_workers_busy_ones_too(pool):

@@ -10,7 +10,6 @@ from typing import Any
 
 from penstock.workers.child import serve_orders
 
-BORN_WITH = os.getpriority(os.PRIO_PROCESS, 0)
 MEMORY_BYTES = 64 * 1024 * 1024
 
 
@@ -25,7 +24,7 @@ def begin(hello: Any):
         "abort": lambda _: os.abort(),
         "signal": lambda number: os.kill(os.getpid(), number) or time.sleep(60),
         "sleep": time.sleep,
-        "niceness": lambda _: [BORN_WITH, os.getpriority(os.PRIO_PROCESS, 0)],
+        "niceness": lambda _: os.getpriority(os.PRIO_PROCESS, 0),
     }
     return lambda order: deeds[order[0]](order[1])
 

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["OUT_OF_MEMORY", "address_space", "limit_time", "lower_session", "serve_orders"]
+from penstock.thread_turns import NICENESS
+
+__all__ = ["OUT_OF_MEMORY", "address_space", "limit_time", "serve_orders"]
 
 OUT_OF_MEMORY = 70
 """Exit status of a worker that was not given the memory it asked for."""
-NICENESS = 10
-"""Steps of the engine go first where processors are few."""
 
 
 def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int) -> None:
@@ -37,8 +37,8 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
         memory_bytes: address space that answering may take, beyond what there is once `begin` is done.
     """
     threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
-    threading.Thread(target=_lower_own_session, name="penstock-session", daemon=True).start()
-    os.nice(max(0, NICENESS - os.nice(0)))  # where the thread that started this process could not be of low priority
+    os.nice(NICENESS)
+    threading.Thread(target=_lower_session, name="penstock-session", daemon=True).start()
     try:
         answer = begin(json.loads(sys.stdin.buffer.readline()))
         _limit_memory(memory_bytes)
@@ -49,21 +49,6 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
         os._exit(OUT_OF_MEMORY)
     except BrokenPipeError:  # nobody waits for the answer any more
         os._exit(0)
-
-
-def lower_session(pid: int) -> bool:
-    """Give the session of a process a low priority. Returns False if it is too soon after another one.
-
-    Linux may share processors equally among sessions (autogroup); then niceness decides only within one. Where there is
-    nothing of that kind, or it may not be changed, nothing is to be done.
-    """
-    try:
-        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
-    except BlockingIOError:  # an ordinary user's changes, all processes together: one in a tenth of a second
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def limit_time(seconds: float) -> None:
@@ -91,10 +76,20 @@ def _limit_memory(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
 
 
-def _lower_own_session() -> None:
-    """The process that started this one has tried once; where several start together, that was too soon for some."""
-    while not lower_session(os.getpid()):
-        time.sleep(0.1)
+def _lower_session() -> None:
+    """Lower the priority of this process's session too.
+
+    Linux may share processors equally among sessions (autogroup); niceness then decides only within one.
+    """
+    while True:
+        try:
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
+        except BlockingIOError:  # an ordinary user may change one in a tenth of a second, and workers start together
+            time.sleep(0.1)
+        except OSError:  # this system does not share by session, or does not allow the change
+            return
+        else:
+            return
 
 
 def _end_with_parent() -> None:

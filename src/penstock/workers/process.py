@@ -9,11 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 
-from penstock.thread_turns import go_last
-from penstock.workers.child import OUT_OF_MEMORY, lower_session
+from penstock.workers.child import OUT_OF_MEMORY
 
 __all__ = ["Budget", "Exceeded", "Lost", "WorkerProcess"]
 
@@ -135,14 +133,6 @@ class WorkerProcess:
 
 
 def _started(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[bytes]:
-    """A process of low priority from its first instruction: its imports take a quarter of a second of a processor."""
-    with ThreadPoolExecutor(1, "penstock-start", initializer=go_last) as starter:
-        process = starter.submit(_start, program, stream).result()
-    lower_session(process.pid)
-    return process
-
-
-def _start(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 (our own program)
         [sys.executable, *program],
         stdin=stream.fileno(),
