@@ -85,7 +85,11 @@ def test_float32_is_exact(default_model):
 @pytest.mark.parametrize(
     ("quantization", "kv", "dtype"),
     [
-        *((*form, dtype) for form in (("none", "auto"), ("int8", "int8")) for dtype in ("bfloat16", "float32")),
+        *(
+            (*form, dtype)
+            for form in (("none", "auto"), ("int8", "auto"), ("int8", "int8"))
+            for dtype in ("bfloat16", "float32")
+        ),
         ("int4", "auto", "bfloat16"),
     ],
 )

@@ -27,9 +27,8 @@ from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import StateStore
 from penstock.nn.reference import ReferenceExecutor
 
-COUNT = 64
-"""Tokens of an answer; of a checkpoint in short, fewer."""
-SHORT_COUNT = 24
+COUNT, SHORT_COUNT = 64, 24
+"""Tokens of an answer: in `make test-deep`, and in `make test`."""
 GREEDY = SamplingSpec((("temperature", 0.0),))
 IN_SHORT = [
     *("gpt2", "llama", "mistral", "gemma2", "phi3", "qwen3_moe", "gpt_oss"),
@@ -45,7 +44,7 @@ FAMILIES = [
         for variant in variants
     ),
 ]
-"""A checkpoint of some families in `make test`; all of all in `make test-deep`."""
+"""`make test` takes one checkpoint of some families, `make test-deep` every checkpoint of every family."""
 
 WINDOWED = {
     ("mistral", "all_to_one_small_window"),

@@ -55,13 +55,13 @@ def test_logits_of_every_position_are_those_of_transformers(checkpoint):
     torch.testing.assert_close(logits, reference_logits(checkpoint, token_ids), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(64, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [44, pytest.param(64, marks=pytest.mark.deep)])
 def test_greedy_tokens_with_kept_keys_and_values_are_those_of_transformers(checkpoint, count):
     model = load_model(checkpoint)
     prompt = sequence(model.shape.vocab_size, PROMPT_LENGTH)
     tokens = greedy(model, prompt, count)
     assert tokens == reference_greedy(checkpoint, prompt, tokens)
-    assert len(set(tokens)) > count // 20  # a model stuck on one token would agree with almost anything
+    assert len(set(tokens)) > 3  # a model stuck on one token would agree with almost anything
 
 
 def test_a_sequence_in_chunks_has_the_logits_of_the_whole(checkpoint):
