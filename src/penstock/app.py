@@ -1,4 +1,4 @@
-"""The composition root: one file, as the start of an engine and of a server is to be read from top to bottom.
+"""The composition root: one file, because the start of an engine and of a server reads from top to bottom.
 
 Puts concrete classes of several rooms together: have the model loaded, open its text meanwhile, and join the parts.
 Where it is loaded is in `computing`, how a runner is made of it in `building`.

@@ -1,4 +1,4 @@
-"""From a model's files to a model in memory: one file, as what is planned and what is loaded must be the same choices.
+"""From a model's files to a model in memory: one file, because planning and loading must make the same choices.
 
 What options mean here, whether it fits, and its weights in their places.
 Names concrete classes of several rooms, as `app`, `building` and `runner_process` do, and no other file. A model can be

@@ -44,7 +44,7 @@ _MOST = 0.98
 
 
 class Judgements:
-    """Right and wrong tokens of guesses by kind: of one sequence, or of `everyone`, who start with an expectation."""
+    """Right and wrong tokens of guesses by kind: of one sequence, or of `everyone` (begins with an expectation)."""
 
     __slots__ = ("_everyone", "_kinds")
 

@@ -60,7 +60,7 @@ class Restoring:
         return bool(self._saves or self._state_saves)
 
     def sealed(self, seq: Seq, index: int) -> None:
-        """Block number `index` of `seq` was sealed: let the next plan save it, unless it was read from the store."""
+        """Block number `index` of `seq` was sealed: let the next plan save it, if it is new and can be found."""
         keys, size = seq.chain.keys, self._config.block_size
         block = seq.lease.blocks[index]
         if index * size < seq.restore_end or self._pool.key_of(block) != keys[index]:

@@ -1,4 +1,4 @@
-"""The scheduler: one file, as plan, commit and abort must agree on who runs, what a step computes and where KV goes.
+"""The scheduler: one file, because plan, commit and abort must agree on who runs, what is computed and where KV goes.
 
     submit, abort  ->  plan(drafts)  ->  (a runner computes it)  ->  commit(plan, result)  ->  events
 

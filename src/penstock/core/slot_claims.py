@@ -102,7 +102,7 @@ class SlotClaims:
         return self._admitter.try_admit(seq, builder, self._admitter.spare()) is None
 
     def _leave_out(self, seq: Seq, builder: PlanBuilder, limit: ChunkLimit) -> None:
-        """Leave tenants above their share out of this plan, if the step would be long; not too often in a row."""
+        """Leave tenants above their share out if the step would be long, for at most `IN_A_ROW` plans in a row."""
         prompts = len(self._waiting) > 1 or any(each.remaining > 1 for each in self._running)
         follows = self._last_apart == builder.step - 1
         if not (prompts or limit.crowded) or (follows and self._in_a_row == IN_A_ROW):

@@ -24,10 +24,10 @@ from penstock.contract.plan import GuessWork, Row, StepPlan
 __all__ = ["Chunks", "Decoding", "StepTimes", "chunk_of"]
 
 _NOISE = 0.1
-"""Standard deviation of a step's time from the sum of its parts, as a fraction of it."""
+"""Standard deviation of a step's time around the sum of its parts, as a fraction of that sum."""
 
 _PACE = 0.03
-"""By how much all parts change together from one step to the next: corrects about a quarter of an error at once."""
+"""By how much all parts change together from one step to the next. It corrects about a quarter of an error at once."""
 
 _DRIFT = 0.003
 """By how much each part changes on its own from one step to the next."""
@@ -37,7 +37,7 @@ _DOUBT = 2.0
 
 _KNOWN = 64
 _SELDOM = 4
-"""After this many steps, only one of every so many steps that take about as long as expected is learned from."""
+"""After `_KNOWN` steps, one in `_SELDOM` is learned from, of those that take about as long as expected."""
 
 _UNPROVEN = 8
 """Number of steps after which a single one has bounded influence: the first ones of a process are slow."""

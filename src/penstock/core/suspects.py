@@ -20,7 +20,7 @@ POISONED = "Computing this request made the engine's step fail, among others and
 
 _FAILED, _KILLED = 3, 1
 _SUSPECT, _GUILTY = 3, 6
-"""Points against a sequence for a step that failed and for one that was killed, and the points that make a suspect."""
+"""Points against a sequence for a step that failed or was killed; points that make it a suspect, and a guilty one."""
 
 
 class Suspects:

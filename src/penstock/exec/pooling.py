@@ -24,7 +24,7 @@ __all__ = ["Pools"]
 
 @dataclass(slots=True)
 class _Pool:
-    """A prompt being pooled; `total` is `[H]` float64, the sum (or last) of the states so far."""
+    """A prompt being pooled; `total` is `[H]` float64: the sum of its states so far, or the first or last of them."""
 
     spec: EmbeddingSpec
     length: int

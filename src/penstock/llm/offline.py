@@ -1,4 +1,4 @@
-"""`LLM`, batches of prompts or the engine stepped by hand: one file, as every verb is a method of one class.
+"""`LLM`, batches of prompts or the engine stepped by hand: one file, because every verb is a method of one class.
 
 Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. What a verb needs beside the
 engine is in the files beside this one.

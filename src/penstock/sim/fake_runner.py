@@ -1,4 +1,4 @@
-"""A runner with a paged KV memory and no tensors: one file, as what a plan writes and reads back must be seen together.
+"""A runner with a paged KV memory and no tensors: one file, because what a plan writes and reads back belongs together.
 
 Implements the port `Runner`.
 
