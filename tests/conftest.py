@@ -7,6 +7,7 @@ import os
 import signal
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,8 +84,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _leave_to_deep(items: list[pytest.Item]) -> None:
+    """Mark cases `deep` that `one_in(n)` of their test leaves out: all but the first of every n, as collected."""
+    seen: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None or item.get_closest_marker("deep") is not None:
+            continue
+        key = (item.path, item.nodeid.partition("[")[0])
+        if seen[key] % marker.args[0]:
+            item.add_marker(pytest.mark.deep)
+        seen[key] += 1
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m "not deep"` leaves out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that run the default model come first: they take longest, and a worker should not begin one last."""
+    _leave_to_deep(items)
     long = {item.path for item in items if "default_model" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: item.path not in long)
 

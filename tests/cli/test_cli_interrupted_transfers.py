@@ -140,6 +140,7 @@ def model_of(url: str) -> str:
     return name
 
 
+@pytest.mark.deep
 def test_bench_quality(endless, tmp_path):
     text = tmp_path / "text"
     text.write_text("the end of the story. " * 20_000)

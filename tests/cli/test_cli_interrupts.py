@@ -97,6 +97,7 @@ def test_one_that_does_not_end_a_wait_for_a_socket_is_heard_all_the_same():
     assert ran.stdout == "heard\n", ran.stderr
 
 
+@pytest.mark.deep
 def test_bench_batch(endless):
     sizes = ("--streams", "2", "--prompt-tokens", "8", "--new-tokens", "5000", "--repeats", "50", "--no-limits")
     with Terminal("bench", "batch", endless, *SMALL, *sizes) as terminal:
@@ -123,6 +124,7 @@ def test_chat_goes_on_after_an_answer_was_stopped(endless):
         ended_well(terminal, 0)
 
 
+@pytest.mark.deep
 def test_verify(endless):
     with Terminal("verify", endless, "--threads", "1", "--schedules", "5000") as terminal:
         terminal.expect("Verifying")
@@ -130,6 +132,7 @@ def test_verify(endless):
         ended_well(terminal)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("command", ["serve", "chat", "generate -p abc", "verify", "show"])
 def test_while_libraries_are_imported_and_the_model_is_loaded(endless, command):
     name, *more = command.split()

@@ -44,11 +44,17 @@ def test_a_model_is_removed_after_a_yes(cache):
     )
 
 
-def test_a_model_that_is_served_is_not_removed(cache, endless):
+def test_a_server_is_listed_while_it_runs_and_its_model_is_not_removed(cache, endless):
+    assert "no server runs here" in penstock("ps").stderr
     folder = cache / "hub" / "acme" / "served"
     shutil.copytree(endless, folder)
-    with Terminal("serve", "acme/served", "--port", "0", "--kv-cache-memory", "10MB", ALONE) as terminal:
+    named = ("--served-model-name", "mine")
+    with Terminal("serve", "acme/served", "--port", "0", "--kv-cache-memory", "10MB", *named, ALONE) as terminal:
         url = "http://" + terminal.expect(" (POST").rpartition("http://")[2].removesuffix(" (POST")
+        head, row = started("ps").stdout.splitlines()
+        assert head.split() == ["PID", "MODEL", "FOR", "URL"]
+        assert row.split()[:2] == [str(terminal.process.pid), "mine"]
+        assert row.endswith(url)
         refused = started("rm", "acme/served", "--yes")
         assert refused.returncode == 2
         assert only_line(refused.stderr) == (
@@ -59,6 +65,7 @@ def test_a_model_that_is_served_is_not_removed(cache, endless):
         assert penstock("rm", "acme/tiny", "--yes").returncode == 0
         terminal.interrupt()
         assert terminal.ends() == 0
+    assert list((cache / "servers").iterdir()) == []
     assert penstock("rm", "acme/served", "--yes").returncode == 0
     assert not folder.exists()
 
@@ -90,21 +97,6 @@ def test_a_cache_that_cannot_be_written_is_no_reason_not_to_serve(tmp_path, caps
     (tmp_path / "file").write_text("")
     with listed(tmp_path / "file", "http://127.0.0.1:1", "m"):
         assert "will not list this server" in capsys.readouterr().err
-
-
-def test_a_server_is_listed_while_it_runs(cache, endless):
-    assert "no server runs here" in penstock("ps").stderr
-    with Terminal(
-        "serve", endless, "--port", "0", "--kv-cache-memory", "10MB", "--served-model-name", "mine", ALONE
-    ) as terminal:
-        url = "http://" + terminal.expect(" (POST").rpartition("http://")[2]
-        head, row = started("ps").stdout.splitlines()
-        assert head.split() == ["PID", "MODEL", "FOR", "URL"]
-        assert row.split()[:2] == [str(terminal.process.pid), "mine"]
-        assert row.endswith(url)
-        terminal.interrupt()
-        assert terminal.ends() == 0
-    assert list((cache / "servers").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def complete(client):
     return request
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CHATS)
 def test_a_streamed_chat_answer_is_the_whole_one_byte_for_byte(chat, case):
     whole = chat(**CHATS[case])
@@ -149,6 +150,7 @@ def test_a_streamed_chat_answer_is_the_whole_one_byte_for_byte(chat, case):
     assert len(whole.choices) == CHATS[case].get("n", 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", TEXTS)
 def test_a_streamed_completion_is_the_whole_one_byte_for_byte(complete, case):
     whole = complete(**TEXTS[case])
@@ -159,6 +161,7 @@ def test_a_streamed_completion_is_the_whole_one_byte_for_byte(complete, case):
         assert all(choice.logprobs.tokens for choice in whole.choices)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["ended choices", "logprobs", "required call", "named call", "form", "emoji"])
 def test_the_stream_helper_ends_with_the_whole_answer(client, case):
     fields = {"model": MODEL, "temperature": 0.8, "seed": 11, **CHATS[case]}
@@ -345,6 +348,7 @@ def test_a_wrong_path_is_an_error_object_too(client):
     assert caught.value.code == "unknown_url"
 
 
+@pytest.mark.deep
 async def test_a_full_queue_is_tried_again_after_the_time_it_names_and_then_answered(default_server, complete):
     """Two requests of sixteen long choices fill the queue's tokens; the third is refused until they leave."""
     complete(prompt=["Hi"] * 64, max_tokens=1)  # the server knows a pace then, and names a short time

@@ -116,6 +116,7 @@ def test_what_is_cached_costs_nothing_and_what_is_computed_again_is_counted_once
     assert queue._counters["c"] == before + GENERATED_WEIGHT, "one is new, all others computed again"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_tenants_that_always_wait_differ_by_no_more_than_the_papers_bound(seed):
     """Theorem 4.4 of the paper: 2 max(longest prompt, tokens that run at once), counted with its weights."""

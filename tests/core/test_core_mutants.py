@@ -903,6 +903,7 @@ def first_caught(episode: Callable[[int], object] = run_episode, most: int = MOS
     return -1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("plant", MUTANTS)
 def test_a_planted_bug_is_caught(plant, monkeypatch):
     plant(monkeypatch.setattr)

@@ -178,6 +178,7 @@ def test_it_is_refused_where_it_cannot_be(options):
         config(storing=True, **options)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("checkpoints", [None, 1, 8])
 def test_a_store_changes_no_event(depth, checkpoints):

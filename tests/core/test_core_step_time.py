@@ -78,6 +78,7 @@ def test_steps_that_all_have_a_chunk_teach_what_each_part_takes():
         assert expected(times, step) == pytest.approx(true_seconds(step), rel=0.15)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_prices_stay_sensible_however_long_one_shape_of_step_goes_on(shape):
     times, rng = taught(), random.Random(1)

@@ -95,6 +95,7 @@ def plain(loaded: LoadedModel) -> tuple[Events, int]:
     return serve(loaded, requests(loaded.shape.vocab_size))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("right", "count"), [(0.0, 3), (0.5, 3), (1.0, 1), (1.0, 3), (1.0, 7)])
 def test_no_bit_differs_and_steps_are_as_many_as_drafts_promise(loaded, plain, right, count):
     asked = requests(loaded.shape.vocab_size)

@@ -48,6 +48,7 @@ def golden(request, tmp_path_factory):
     return model, prompts, states
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sizes", [{}, {"tokens": 6, "seqs": 4, "block_size": 5}])
 @pytest.mark.parametrize("pooling", list(Pooling))
 def test_they_are_the_pooled_states_of_transformers(golden, pooling, sizes):

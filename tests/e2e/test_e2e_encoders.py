@@ -41,6 +41,7 @@ def vector_of(directory: Path, text: str, longest: int | None = None) -> torch.T
     return torch.nn.functional.normalize(pooled, dim=0)
 
 
+@pytest.mark.one_in(2)
 def test_vectors_are_transformers_alone_and_together_and_a_text_too_long_is_refused(published, tmp_path):
     with serve(tmp_path / "trace", str(published), "--dtype", "float32") as served:
         ask = {"model": published.name, "encoding_format": "float"}

@@ -62,6 +62,7 @@ def requests_in(shown):
     return [int(line.split()[2]) for line in shown.splitlines() if line.startswith("### request ")]
 
 
+@pytest.mark.deep
 def test_the_offline_example_is_greedy_unless_it_is_told_to_sample(checkpoint, gpt2, greedy):
     assert started("offline", *arguments(checkpoint, gpt2, "--stop-on-eos")) == as_shown(greedy[:3])
     assert run_here("offline", *arguments(checkpoint, gpt2, "--stream")) == as_shown(greedy[:3])

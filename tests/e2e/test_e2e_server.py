@@ -105,7 +105,7 @@ async def test_sixteen_clients_at_once_share_batches_and_each_is_right(served):
         {
             "model": DEFAULT_MODEL,
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": 24,
+            "max_tokens": 16,
             "temperature": 0.0 if index % 2 else 0.8,
             "seed": index,
             "n": 1 + index % 3 // 2,

@@ -225,6 +225,7 @@ def test_every_kind_alone(number):
     same(events, {one.id: PLAIN[one.id]})
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("right", [None, 0.7])
 def test_rows_whose_form_is_not_ready_draw_later_what_they_would_have_drawn(right):
     events, steps = serve(requests(), right, PLAIN, made=Unready)

@@ -46,6 +46,7 @@ def distribution(logits, fields):
     return p / p.sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("vocabulary", [50_257, 151_936])
 @pytest.mark.parametrize("spread", [1.0, 3.0])
@@ -73,6 +74,7 @@ def log_probabilities(logits):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fields", [{"logprobs": 0}, {"logprobs": 5}, {"logprobs": 5, "min_p": 1e-9}], ids=str)
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_log_probabilities_of_a_large_vocabulary_are_those_of_float64_rounded(sample, fields, mode):

@@ -58,6 +58,7 @@ def weights(logits, counts, fields):
     return (1 - fields["xtc_probability"]) * p + fields["xtc_probability"] * struck / struck.sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -279,6 +279,7 @@ def tolerance(form):
     return 3e-5 if form == "f32" else 3e-3 if form == "bf16" else 2e-2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("count", "k", "hidden", "inner"), [(4, 1, 33, 17), (8, 2, 64, 48), (16, 4, 96, 40), (8, 3, 130, 16)]

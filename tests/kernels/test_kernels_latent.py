@@ -76,6 +76,7 @@ def decoded(kv, dim, value_dim):
 SPECS = [AttentionSpec(0.2), AttentionSpec(0.3, softcap=3.0), AttentionSpec(0.2, window=29)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_compiled_attention_is_the_reference(compiled, dtype, spec):

@@ -176,6 +176,7 @@ SHAPES += [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
 @pytest.mark.parametrize(("lengths", "counts"), ROWS)
@@ -187,6 +188,7 @@ def test_ragged_rows_attend_as_in_float64(lengths, counts, heads, kv_heads, dim,
             torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("dtype", "packed"), LAYOUTS)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (27, 1, 16), (2, 2, 5)])
 @pytest.mark.parametrize(
@@ -201,6 +203,7 @@ def test_scores_are_capped_hidden_and_sunk_as_in_float64(form, heads, kv_heads, 
                 torch.testing.assert_close(out.double(), case.expected(row), atol=TOLERANCE[dtype], rtol=0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "form", [pytest.param(form, marks=pytest.mark.deep if form in AHEAD else []) for form in FORMS]
 )
@@ -227,6 +230,7 @@ def test_bits_do_not_depend_on_the_batch(heads, kv_heads, dim, dtype, form):
     assert all(map(torch.equal, case.attend(rows=[4, 1, 2]), (together[4], together[1], together[2])))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", IN_SHORT)
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (8, 1, 80)])

@@ -99,6 +99,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "spec", "sunk"),
     [

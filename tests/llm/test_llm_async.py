@@ -6,15 +6,16 @@ import asyncio
 import itertools
 
 import pytest
+import pytest_asyncio
 
 from penstock import AsyncLLM, SamplingParams
 from penstock.contract.errors import EngineDead, InvalidParameter
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
 OPTIONS = {"kv_cache_memory": 50_000_000, "dtype": "float32"}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llm(default_model):
     async with AsyncLLM(str(default_model), **OPTIONS) as llm:
         yield llm

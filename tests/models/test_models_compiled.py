@@ -210,6 +210,7 @@ def test_gates_of_whole_panels_are_joined_with_their_projection():
     assert not any(isinstance(each, Gated) for each in lower(wide.layers[0])), "plain weights have no panels"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 @pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
@@ -223,6 +224,7 @@ def test_one_call_computes_what_the_kernels_one_by_one_do(family, variant, fmt):
     assert error(ours, exact) < (0.05**2 if fmt is WeightFormat.BF16 else 0.15**2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
 def test_one_call_errs_no_more_than_transformers_does_in_bfloat16(family, variant):
     model, directory = model_of(family, variant, WeightFormat.BF16), checkpoint(family, variant)
@@ -250,6 +252,7 @@ def test_one_call_in_float32_computes_what_transformers_does(family, variant):
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8])
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
@@ -332,6 +335,7 @@ def test_a_head_scales_logits_before_it_caps_them(family, softcap):
     assert str(model.program).endswith("scale 0.125)" if softcap is None else "scale 0.125, softcap 6.5)")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("dtype", "fmt"), [(torch.bfloat16, WeightFormat.INT8), (torch.float32, WeightFormat.F32)])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(

@@ -548,6 +548,7 @@ def add_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "variant"), cases(CASES, every=True))
 def test_logits_from_a_gguf_file_are_those_of_transformers(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant, **CASES[family, variant])

@@ -47,6 +47,7 @@ def test_every_family_has_at_least_three_golden_checkpoints():
     assert all(len(variants) >= 3 for variants in [*VARIANTS.values(), *ENCODERS.values()])
 
 
+@pytest.mark.one_in(2)
 def test_logits_of_every_position_are_those_of_transformers(checkpoint):
     model = load_model(checkpoint)
     token_ids = sequence(model.shape.vocab_size, 80)  # as long as the smallest sliding window
@@ -55,6 +56,7 @@ def test_logits_of_every_position_are_those_of_transformers(checkpoint):
     torch.testing.assert_close(logits, reference_logits(checkpoint, token_ids), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", [44, pytest.param(64, marks=pytest.mark.deep)])
 def test_greedy_tokens_with_kept_keys_and_values_are_those_of_transformers(checkpoint, count):
     model = load_model(checkpoint)
@@ -64,6 +66,7 @@ def test_greedy_tokens_with_kept_keys_and_values_are_those_of_transformers(check
     assert len(set(tokens)) > 3  # a model stuck on one token would agree with almost anything
 
 
+@pytest.mark.one_in(2)
 def test_a_sequence_in_chunks_has_the_logits_of_the_whole(checkpoint):
     model = load_model(checkpoint)
     token_ids = sequence(model.shape.vocab_size, 30)
@@ -75,6 +78,7 @@ def test_a_sequence_in_chunks_has_the_logits_of_the_whole(checkpoint):
     torch.testing.assert_close(torch.cat(parts), whole, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.one_in(3)
 def test_bfloat16_is_as_close_to_float32_as_transformers_bfloat16_is(checkpoint):
     model = load_model(checkpoint, torch.bfloat16)
     token_ids = sequence(model.shape.vocab_size, 40)

@@ -46,6 +46,7 @@ def files(request, directories):
     return open_model(directories[request.param], models.gguf_dialect)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("form", "dtype"), FORMS, ids=[form.value for form, _ in FORMS])
 def test_sizes_forms_and_costs_are_the_loaded_models(files, form, dtype):
     loaded = Binder(files.source, dtype, "cpu", "loaded", weight_format=form)

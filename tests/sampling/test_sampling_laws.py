@@ -184,6 +184,7 @@ def compiles(fields):
     return fields.keys() <= {"temperature", "top_k", "top_p", "min_p"}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("fields", "compiled"),
     [

@@ -385,6 +385,7 @@ def test_a_named_tools_answer_is_its_arguments():
     assert parse("json", "[{}]", arguments_of="weather") == ("[{}]", [])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "unit",
     ['<tool_call>{"', ";", " ", "[TOOL_CALLS]a[ARGS]", "[", '{"a":', f"<tool_call>{P}</tool_call>", P + ";", "\n<"],

@@ -67,11 +67,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_safetensors_load_within_1_3_of_their_final_size(large: Path, dtype: str) -> None:
     assert 0.9 < growth(large, dtype) < 1.3
 
 
+@pytest.mark.deep
 @pytest.mark.model
 def test_the_default_model_loads_within_1_3_of_its_final_size(default_model: Path) -> None:
     assert 0.9 < growth(default_model, "bfloat16") < 1.3

@@ -147,6 +147,7 @@ def test_numbers_that_a_form_cannot_hold_are_named():
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "variant"), cases())
 def test_every_family_computes_on_packed_float32_weights_what_transformers_does(tmp_path, family, variant):
     directory = write_checkpoint(tmp_path, family, variant)
@@ -160,6 +161,7 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
     assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fmt", [WeightFormat.BF16, pytest.param(WeightFormat.ONEDNN, marks=needs_onednn)])
 @pytest.mark.parametrize(("family", "variant"), cases())
 def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, fmt):
