@@ -71,7 +71,13 @@ ROWS = (
         disconnects.disconnects,
         timed=True,
     ),
-    Row("R8", "Clients leave while something fails", "2,000 without a hang", "none"),
+    Row(
+        "R8",
+        "Clients leave at each point of a fault: as a step begins, in it, in the reset, in the steps after it",
+        "2,000 without a hang; nothing of them is left, and whoever stays is answered",
+        "none",
+        tests.leaving_in_faults,
+    ),
     Row(
         "R9",
         "The same with nobody who resumes",
@@ -254,7 +260,13 @@ ROWS = (
         "none",
         limits.disk_and_descriptors,
     ),
-    Row("R34", "A million messages between threads", "none lost or out of order", "none"),
+    Row(
+        "R34",
+        "Messages between the engine's thread and readers on three event loops, with threads switched at odd moments",
+        "a million: none lost, twice or out of order",
+        "none",
+        tests.messages_between_threads,
+    ),
     Row(
         "R35",
         "The whole server is killed at random moments under responses in the background, with `--journal`",

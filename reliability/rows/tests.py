@@ -1,4 +1,4 @@
-"""R1, R3 and R30: what tests of the repository try, run at a depth of the table's."""
+"""R1, R3, R8, R30 and R34: tests of the repository, run at the depth that the table asks for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pathlib import Path
 
 from harness.row import Depth, Measured, Progress, judge
 
-__all__ = ["corrupt_files", "planted_bugs", "random_episodes", "read_summary", "run_tests"]
+__all__ = [
+    "corrupt_files",
+    "leaving_in_faults",
+    "messages_between_threads",
+    "planted_bugs",
+    "random_episodes",
+    "read_summary",
+    "run_tests",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 _VERDICT = re.compile(r"(?P<test>\S+::.+?) (?P<verdict>PASSED|FAILED|ERROR|SKIPPED)\b")
@@ -34,6 +42,26 @@ def planted_bugs(depth: Depth, progress: Progress) -> Measured:
     counts, failed = run_tests(progress, files, {"PENSTOCK_PLANT_SEEDS": str(seeds)})
     where = "the core and under `penstock verify`" if depth is Depth.DEEP else "the core"
     figure = f"{counts['passed']} tests of bugs planted in {where}, {len(failed) or 'none'} missed"
+    return judge(figure, failed, **counts)
+
+
+def leaving_in_faults(depth: Depth, progress: Progress) -> Measured:
+    """R8."""
+    times = depth.of(2000)
+    counts, failed = run_tests(progress, ["tests/engine/test_engine_leaving.py"], {"PENSTOCK_LEAVING": str(times)})
+    figure = (
+        f"{times} times, at each point of seven faults: {'a hang, a leak or a wrong answer' if failed else 'no hang'}"
+    )
+    return judge(figure, failed, **counts)
+
+
+def messages_between_threads(depth: Depth, progress: Progress) -> Measured:
+    """R34."""
+    messages = depth.of(1_000_000)
+    counts, failed = run_tests(progress, ["tests/engine/test_engine_messages.py"], {"PENSTOCK_MESSAGES": str(messages)})
+    figure = (
+        f"{messages:,} messages between the engine and 72 readers: {'some' if failed else 'none'} lost or out of order"
+    )
     return judge(figure, failed, **counts)
 
 
