@@ -1,7 +1,7 @@
-"""Who guesses what comes next (`contract.ports.Drafter`): from text that was seen before.
+"""Drafters (`contract.ports.Drafter`): they guess the next tokens from text that was seen before.
 
-Guesses save steps or do not; no answer depends on them, and nothing here can be wrong in a way that a caller sees. How
-many of a guess's tokens are computed is decided by the core (`core.draft_lengths`). The standard library alone.
+A right guess saves steps; no answer depends on a guess, so a wrong one never shows to a caller. The core decides how
+many of a guess's tokens are computed (`core.draft_lengths`). Uses the standard library alone.
 """
 
 from penstock.drafters.suffix_drafter import SuffixDrafter

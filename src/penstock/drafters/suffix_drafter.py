@@ -1,10 +1,10 @@
 """Guesses that a sequence goes on as it did before, or as an earlier answer to the same caller did.
 
-Where something else foresees what comes next (the form of an answer), that comes first, and the guess stands behind it.
+If an answer's grammar foresees tokens, those come first, and the guess follows them.
 
-No model is needed, and it is right where answers repeat something: an edited file, a summary with quotations, records
-of one form, an agent's turns. What one caller was answered is never a guess for another: a guess that is right makes
-an answer faster, which could be felt. Owned by the engine's thread.
+Needs no model, and is right where answers repeat something: an edited file, a summary with quotations, records of one
+form, an agent's turns. One caller's answers are never guesses for another: a right guess makes an answer faster, and
+the timing would give them away. Owned by the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.drafters.suffix_index import GRAM, LONGEST, SuffixIndex
 __all__ = ["SuffixDrafter"]
 
 _LONGEST_INDEXED = 16_384
-"""Tokens of a sequence that are looked through, the latest: some 100 bytes each, and 5 ms where all are new."""
+"""Tokens of a sequence, the latest, that are indexed when it is first seen: some 100 bytes each, 5 ms for all."""
 
 _REMEMBERED = 16_384
-"""Tokens of earlier answers that are kept for a caller; when there are twice as many, the older half is forgotten."""
+"""Tokens of earlier answers kept per caller; before they exceed twice as many, all but the latest are forgotten."""
 
 _CALLERS = 64
-"""For how many callers earlier answers are kept, the latest."""
+"""Number of callers, the latest, whose earlier answers are kept."""
 
 
 class SuffixDrafter:
@@ -34,9 +34,9 @@ class SuffixDrafter:
         self._recent: OrderedDict[str, SuffixIndex] = OrderedDict()  # by scope, the latest last
 
     def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
-        """What is foreseen of the sequence, and behind it what followed the longest repeated end of both.
+        """The foreseen tokens of the sequence, then what followed an earlier occurrence of the end of both.
 
-        That is looked for in the sequence itself, and in earlier answers, where it is used if it is longer there.
+        The longest match wins; it is looked for in the sequence itself and, if longer there, in earlier answers.
         """
         live = self._live.get(sequence.seq_id)
         if live is None:
@@ -52,7 +52,7 @@ class SuffixDrafter:
         return (first, *self._repeated(sequence, live, [*tokens[-LONGEST:], *foreseen], most))
 
     def _repeated(self, sequence: Draftable, live: _LiveSequence, tokens: list[int], most: int) -> tuple[Draft, ...]:
-        """What followed the end of `tokens` before: at most `most` tokens."""
+        """At most `most` tokens that followed an earlier occurrence of the end of `tokens`."""
         own, index, drafter = live.index.match(tokens), live.index, "suffix"
         recent = self._recent.get(sequence.scope)
         if recent is not None:
@@ -65,7 +65,7 @@ class SuffixDrafter:
         return (Draft(sequence.seq_id, following, drafter, own.length),) if following else ()
 
     def forget(self, seq_id: str) -> None:
-        """The sequence has ended: its answer is remembered for its caller. An unknown one is no error."""
+        """Drop a sequence that has ended, and remember its answer for its caller. An unknown one is no error."""
         live = self._live.pop(seq_id, None)
         if live is None:
             return
@@ -83,7 +83,7 @@ class SuffixDrafter:
 
 
 class _LiveSequence:
-    """The index over one sequence that runs, as far as it was asked about."""
+    """The index over one running sequence, as of its last `draft`."""
 
     __slots__ = ("_first", "_prompt_tokens", "index", "scope")
 
@@ -95,10 +95,10 @@ class _LiveSequence:
 
     @property
     def answer(self) -> list[int]:
-        """Its generated tokens, as far as they are known here."""
+        """The sequence's generated tokens, as far as they are indexed."""
         return self.index.tokens[max(0, self._prompt_tokens - self._first) :]
 
     def follow(self, sequence: Draftable) -> None:
-        """Take in what the sequence has more."""
+        """Index the tokens that are new in the sequence."""
         known = self._first + len(self.index.tokens)
         self.index.extend(sequence.tokens[known:])

@@ -1,9 +1,9 @@
-"""Where the end of one token sequence stood before in another, and what came after it there.
+"""Finds where the end of one token sequence occurred before in another, and what followed it there.
 
-What suffix automata and suffix trees answer in SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro et al. 2024).
-Here it is a table from every two tokens in a row to where they stood last, with a link from each place to the one
-before it: it costs one entry a token, forgets by being dropped, and the few places it names are compared token by token
-for the longest match. Knows no sequences and no text.
+SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro et al. 2024) use suffix automata and suffix trees for this.
+Here it is a table from every two consecutive tokens to their last occurrence, with a link from each occurrence to the
+one before: it costs one entry per token, is dropped as a whole to forget, and the few occurrences found are compared
+token by token for the longest match. Knows no requests and no text.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 __all__ = ["GRAM", "LONGEST", "Match", "SuffixIndex"]
 
 GRAM = 2
-"""Tokens in a row that must be the same. Two are the same by chance too, but right more often than not in the answers
-that were looked at, and whoever uses a guess knows how much speaks for it."""
+"""Consecutive tokens that must match. Two may match by chance, but such guesses were right more often than not in the
+answers that were looked at, and whoever uses a guess knows the length of its match."""
 
 _PLACES = 16
-"""Places that are compared, the latest ones."""
+"""Occurrences that are compared, latest first."""
 
 LONGEST = 64
-"""Of places that agree on so many tokens, the latest is taken."""
+"""Most tokens that are compared; the latest occurrence that matches in all of them is taken."""
 
 
 class Match(NamedTuple):
-    """A place where what is looked for ended before.
+    """An earlier occurrence of the tokens looked for.
 
     Attributes:
         end: the index of the token after it.
@@ -38,17 +38,17 @@ class Match(NamedTuple):
 
 
 class SuffixIndex:
-    """Tokens in which the ends of sequences are looked for. It only grows."""
+    """Tokens in which the ends of sequences are looked for; only grows."""
 
     __slots__ = ("_earlier", "_last", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._last: dict[tuple[int, int], int] = {}  # two tokens -> the index after their last place
-        self._earlier: list[int] = []  # of the place that ends at index i + GRAM: the one before it; 0 for none
+        self._last: dict[tuple[int, int], int] = {}  # two tokens -> the index after their last occurrence
+        self._earlier: list[int] = []  # at i, the end of the occurrence before that at i + GRAM; 0 for none
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens at the end. Takes a third of a microsecond each."""
+        """Append tokens; takes a third of a microsecond each."""
         known = self.tokens
         known.extend(tokens)
         last, earlier = self._last, self._earlier
@@ -58,9 +58,9 @@ class SuffixIndex:
             last[gram] = end
 
     def match(self, tokens: Sequence[int]) -> Match | None:
-        """Where the end of `tokens` stood last with the most of what is before it; None where two tokens never did.
+        """The occurrence that matches most tokens at the end of `tokens`, the latest of equals; None if there is none.
 
-        Where `tokens` are the index's own, their end itself is no such place.
+        If `tokens` is the index's own list, its end itself does not count.
         """
         if len(tokens) < GRAM:
             return None
@@ -80,9 +80,9 @@ class SuffixIndex:
         return best
 
     def after(self, end: int, count: int) -> tuple[int, ...]:
-        """At most `count` tokens from `end` on; what is known ends there and goes on as a loop of what follows `end`.
+        """`count` tokens from index `end` on, those that follow it repeated if too few; () if none follows.
 
-        So a sequence that repeats itself is guessed beyond what was repeated yet.
+        So a sequence that repeats itself is guessed beyond its known tokens.
         """
         following = self.tokens[end : end + count]
         if not following:
@@ -92,7 +92,7 @@ class SuffixIndex:
         return tuple(following)
 
     def _agreement(self, tokens: Sequence[int], end: int) -> int:
-        """How many tokens before `end` equal those before the end of `tokens`, of which `GRAM` are known to."""
+        """How many tokens before `end`, at most `LONGEST`, match the end of `tokens`; `GRAM` are known to match."""
         known, length = self.tokens, GRAM
         most = min(LONGEST, end, len(tokens))
         while length < most and known[end - length - 1] == tokens[-length - 1]:

@@ -1,8 +1,8 @@
 """Structured output: which tokens may come next under a JSON schema, regular expression, choice or grammar.
 
-An answer always ends as a whole document: at every token an ending is known that fits in the tokens that are left.
-Knows a vocabulary as the bytes of its tokens, and neither models nor requests. The automata that mask tokens are
-llguidance's; `fewest` has one of our own, for the one question that those do not answer.
+An answer always ends as a whole document: at every token, the matcher knows an ending that fits in the tokens left.
+The package knows a vocabulary as the bytes of its tokens, and neither models nor requests. llguidance's automata mask
+the tokens; `fewest` has an automaton of our own, for the one question that llguidance does not answer.
 """
 
 from __future__ import annotations

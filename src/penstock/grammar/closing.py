@@ -1,8 +1,9 @@
-"""Endings: from any point of llguidance's automaton, a short text after which the document is complete.
+"""Endings: from any state of llguidance's automaton, a short text that completes the document.
 
-Every path is walked on a copy of the automaton, so an ending is right by construction; how short it is depends on the
-search. In JSON, close what is open and write the smallest value where one is missing; elsewhere, search breadth first
-over one character of each class. All searches are bounded and deterministic.
+`ending` walks its path on a copy of the automaton, so what it finds is right by construction; how short it is depends
+on the search. `endings` proposes more, which the caller checks. In JSON, close what is open and write the smallest
+value where one is missing; elsewhere, search breadth first over a few characters of each class. All searches are
+bounded and deterministic.
 """
 
 from __future__ import annotations
@@ -25,29 +26,30 @@ _NUMBER = b"0123456789-.eE+"
 _VALUES = b'"ntf[{'
 _FILLERS = b"a0A-:.@/ _TZ"
 _MENDS = b"a0"
-"""One of them mends most of what lacks one more character, as an e-mail address does behind a dot."""
+"""One of them completes most texts that lack one character, such as an e-mail address that ends in a dot."""
 _MARKS = b'"@.-:/ _,(){}[]'
-_CONTINUATIONS = b"\x80\xbf"  # one of them goes on with any character that is begun (RFC 3629, section 4)
+_CONTINUATIONS = b"\x80\xbf"  # one of them continues any unfinished character (RFC 3629, section 4)
 _MAX_PATH = 16384
-"""Bytes; no document that needs more is begun."""
+"""Bytes of an ending in JSON, beyond which its search gives up."""
 _MAX_FILL = 1024
-"""Characters that are put into one string to make it long enough."""
+"""Most characters put into one string to make it long enough."""
 _FEW = 8
-"""As many are tried one by one, for forms that repeat a group; more must be a mere length."""
+"""Up to this many filler characters are tried one by one, for patterns that repeat a group; for more, only a minimum
+length is assumed."""
 _LETTERS_SPELLED_OUT = 25
-"""More of them are a class, such as a-z, of which two are tried."""
+"""Up to this many allowed letters are all tried; more are a class, such as a-z, of which two are tried."""
 _NEAR = 24
-"""Bytes at either end of a known ending, of which each is tried as its new beginning."""
+"""Bytes at either end of a known ending that are each tried as its new beginning."""
 _MOST_STEPS = 8
-"""Of one or a few bytes, after which what was begun last is closed, or much more than that is open."""
+"""Steps, often of a few bytes, after which the value begun last is closed, or much more than that is open."""
 _MOST_RESTS = 48
-"""Bytes at the beginning of a hint of which each is tried as its beginning: some of it may be written already."""
+"""Bytes of a hint that are each tried as its beginning, because some of it may be written already."""
 _GLIMPSE = 6
-"""Bytes of an ending that are tried before all of it is."""
+"""First bytes of an ending, which are tried before all of it is."""
 
 
 class JsonPlace:
-    """Whether the end of a JSON text lies inside a string: which closing character means what."""
+    """Whether a JSON text ends inside a string, which decides what its next characters mean."""
 
     __slots__ = ("escaped", "inside")
 
@@ -56,13 +58,13 @@ class JsonPlace:
         self.escaped = False
 
     def copy(self) -> JsonPlace:
-        """The same place, to go on from separately."""
+        """An independent copy."""
         other = JsonPlace()
         other.inside, other.escaped = self.inside, self.escaped
         return other
 
     def read(self, text: bytes) -> None:
-        """Go on past `text`."""
+        """Advance past `text`."""
         for byte in text:
             if self.escaped:
                 self.escaped = False
@@ -76,8 +78,8 @@ class Closer:
     """Finds endings over one vocabulary. Stateless.
 
     Args:
-        searches: states that a breadth-first search may open.
-        hints: pieces of which a short document may be made, the shortest first.
+        searches: states that a breadth-first search may expand.
+        hints: pieces of which a short document may be made, shortest first.
     """
 
     def __init__(self, speller: Speller, searches: int, hints: tuple[bytes, ...] = ()) -> None:
@@ -92,8 +94,8 @@ class Closer:
         """A text that completes the document, b"" if it is complete; None if none was found.
 
         Args:
-            matcher: left as it is.
-            place: where in JSON the matcher stands; None for other languages.
+            matcher: the automaton; not modified.
+            place: its position in JSON, not modified; None for other languages.
         """
         if place is None:
             return self._breadth(matcher, _is_complete)
@@ -102,10 +104,10 @@ class Closer:
     def endings(
         self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, text: bytes, like: bytes = b""
     ) -> Iterator[Ending]:
-        """Endings to try, the cheapest to find first: most of what is written changes little of an ending.
+        """Endings to try, the cheapest to find first: most text changes little about an ending.
 
-        One was `known` before `text` was written; `like` is another document of the grammar: what it opens, it closes.
-        The `matcher` is left as it is.
+        `known` was an ending before `text` was written; `like` is another document of the grammar, whose end may close
+        what is open. Does not modify `matcher`.
         """
         yield from self.kept(place, known, text)
         if place is not None:
@@ -120,23 +122,22 @@ class Closer:
     def kept(self, place: JsonPlace | None, known: Ending, text: bytes) -> Iterator[Ending]:
         """Those of `endings` that need no search."""
         written = len(text)
-        goes_on = place is not None and place.inside and known.text.startswith(b'"')  # a string
+        goes_on = place is not None and place.inside and known.text.startswith(b'"')  # in a string
         if goes_on:
             yield known
-        if written <= len(known.text):  # the head of what is known, in other words
+        if written <= len(known.text):  # `text` replaces as many bytes of it
             yield known.after(written, self._speller)
-        if not goes_on:  # nothing was opened
+        if not goes_on:  # `text` opened nothing
             yield known
         bare = written - text.count(b" ")
-        if place is not None and 0 < bare < written and bare <= len(known.text):  # JSON has spaces between its marks
+        if place is not None and 0 < bare < written and bare <= len(known.text):  # `text` has spaces that it lacks
             yield known.after(bare, self._speller)
 
     def _joined(self, matcher: LLMatcher, place: JsonPlace, known: Ending) -> Iterator[Ending]:
-        """Some that write a little of their own and go on as the `known` one does from somewhere near its beginning.
+        """Endings that write a few bytes and then go on as `known` does from a place near its beginning.
 
-        What was begun just now, a name or a number, is most often all that the known ending does not close; of a long
-        one, to try each of its marks as the beginning takes thousands of times as long. `matcher` and `place` are
-        moved on.
+        Most often, the known ending only fails to close a name or number begun just now. Trying each mark of a long
+        ending as the beginning would take thousands of times as long. Advances `matcher` and `place`.
         """
         path = b""
         for _ in range(_MOST_STEPS):
@@ -157,8 +158,8 @@ class Closer:
     def _near(self, matcher: LLMatcher, place: JsonPlace | None, model: bytes, written: int) -> Iterator[bytes]:
         """Texts that complete the document and end as `model` does.
 
-        Most of what changes an ending skips some of it, leaves half a character behind, has opened a string or asks for
-        one more character.
+        Most text that changes an ending has skipped some of it, ends in half a character, has opened a string or
+        requires one more character.
         """
         pad, end = self._pad(matcher, place), len(model)
         pads = [pad, pad + b'"'] if place is not None and place.inside else [pad]
@@ -180,12 +181,12 @@ class Closer:
         return self._begins(matcher, text) and self._speller.completes(matcher, self._speller.bytewise(text))
 
     def _begins(self, matcher: LLMatcher, text: bytes) -> bool:
-        """Whether the first bytes of `text` may come."""
+        """Whether the first bytes of `text` are allowed next."""
         glimpse = self._speller.bytewise(text[:_GLIMPSE])
         return bool(matcher.validate_tokens(glimpse) == len(glimpse))
 
     def _pad(self, matcher: LLMatcher, place: JsonPlace | None) -> bytes:
-        """What completes a character of which the first bytes are written, or a JSON escape."""
+        """The bytes that complete an unfinished UTF-8 character or JSON escape."""
         if place is not None and place.escaped:
             return b"n"
         state, pad = matcher, b""
@@ -221,7 +222,7 @@ class Closer:
         return self._first(matcher, b'"') or self._fill(matcher) or self._close_string(matcher, place)
 
     def _number(self, matcher: LLMatcher) -> bytes | None:
-        """The rest of a number, where a number may start or go on."""
+        """The rest of a number; None where no number may start or go on."""
         if self._first(matcher, _NUMBER) is None:
             return None
         return self._breadth(matcher, self._ends_value)
@@ -230,7 +231,7 @@ class Closer:
         return matcher.is_accepting() or self._first(matcher, _AFTER_VALUE) is not None
 
     def _close_string(self, matcher: LLMatcher, place: JsonPlace) -> bytes | None:
-        """The rest of a string of a certain form; forced bytes may lead past its end."""
+        """The rest of a string that must match a pattern or format; forced bytes may lead past its end."""
 
         def closes(state: LLMatcher, path: bytes) -> bool:
             after = place.copy()
@@ -240,7 +241,7 @@ class Closer:
         return self._breadth(matcher, closes)
 
     def _fill(self, matcher: LLMatcher) -> bytes | None:
-        """A string that is too short: one character over and over, until the quote may come."""
+        """Filler for a string that is too short: one character repeated until the closing quote is allowed."""
         filler = self._first(matcher, _FILLERS)
         if filler is None:
             return None
@@ -268,9 +269,9 @@ class Closer:
         return next((bytes([byte]) for byte in candidates if matcher.validate_tokens([byte_ids[byte]]) == 1), None)
 
     def _breadth(self, matcher: LLMatcher, goal: Callable[[LLMatcher, bytes], bool]) -> bytes | None:
-        """The shortest text found that leads to `goal`: the end of a hint, or what a search finds.
+        """A short text that leads to `goal`: the end of a hint, or else what a search finds.
 
-        Of states at the same distance that allow the same tokens next, one is followed.
+        Of states at the same distance that allow the same tokens next, only one is followed.
         """
         for rest in self._rests:
             after = self._after(matcher, rest)
@@ -297,7 +298,7 @@ class Closer:
         return None
 
     def _after(self, matcher: LLMatcher, text: bytes) -> LLMatcher | None:
-        """Where the automaton is after `text`; None if that may not come."""
+        """A copy of the automaton after `text`; None if `text` is not allowed."""
         ids = self._speller.bytewise(text)
         if matcher.validate_tokens(ids) < len(ids):
             return None
@@ -305,7 +306,7 @@ class Closer:
         return after if after.consume_tokens(ids) else None
 
     def _steps(self, matcher: LLMatcher) -> list[bytes]:
-        """What may come next: forced bytes, or one byte of each class and every hint."""
+        """The steps to try next: forced bytes, or a few bytes of each class and every hint."""
         forced = self._forced(matcher)
         if forced:
             return [forced]
@@ -319,7 +320,7 @@ class Closer:
 
 
 def _commonness(byte: int) -> tuple[int, int]:
-    """Marks that forms are made of come before all others."""
+    """A sort key that puts the marks common in patterns and formats before all others."""
     place = _MARKS.find(byte)
     return (place if place >= 0 else len(_MARKS), byte)
 

@@ -1,7 +1,7 @@
-"""From a `Grammar` to llguidance's automaton, and the limits on its size.
+"""Compiles a `Grammar` to llguidance's automaton, with limits on its size.
 
-Three choices are made here. JSON whitespace is at most one space, since a model could write it without end. Strings
-have no escapes by code point unless the schema needs them. Forced text may be spelled in any tokens. Deterministic: the
+Three choices are made here. JSON whitespace is at most one space, because a model could write it without end. Strings
+have no code-point escapes unless the schema needs them. Forced text may be spelled in any tokens. Deterministic: the
 same grammar gives the same automaton in every process.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_grammar"]
 
 _NEEDS_CODE = re.compile(r"\\u00(?:0[0-7bef]|1|7f)|\\x[017]")
-"""In a schema as JSON, a character that JSON can write in no other way; in a pattern, what may be one."""
+"""Matches, in a schema as JSON, a character that only a code-point escape can write; in a pattern, a possible one."""
 
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 _FIELD = "structured_outputs"
@@ -39,10 +39,10 @@ _JSON_OPTIONS: JsonCompileOptions = {
 
 
 def compile_grammar(grammar: Grammar, speller: Speller) -> LLMatcher:
-    """The automaton at its beginning.
+    """The automaton of a grammar, in its initial state.
 
     Raises:
-        InvalidParameter: the grammar cannot be read, uses what is not supported, or is too large.
+        InvalidParameter: the grammar cannot be read, uses an unsupported feature, or is too large.
     """
     matcher = LLMatcher(speller.backend, _definition(grammar), log_level=0, limits=_limits())
     if matcher.is_error():
@@ -55,7 +55,7 @@ def _limits() -> LLParserLimits:
 
 
 def _definition(grammar: Grammar) -> str:
-    """In Lark, with forced text left to the model to spell: it would be masked to one spelling, byte by byte."""
+    """The grammar in Lark. Without `no_forcing`, forced text would be masked to one spelling, byte by byte."""
     return f"{_FREE_SPELLING}\n{_rules(grammar)}"
 
 
@@ -75,9 +75,9 @@ def _rules(grammar: Grammar) -> str:
 
 
 def _escapes(schema: dict[str, Any]) -> dict[str, str]:
-    """Which escapes may be written in strings: no code points, where the schema needs none.
+    """The escapes allowed in strings: no code-point escapes unless the schema needs them.
 
-    A name in code points would be taken for an additional one, though it reads as one of the schema's.
+    A property name written with them would match as an additional property, although it decodes to one of the schema's.
     """
     return {} if _NEEDS_CODE.search(json.dumps(schema)) else {"json_allowed_escapes": 'nrbtf\\"'}
 
@@ -90,7 +90,7 @@ def _lark(source: str) -> str:
 
 
 def _reason(error: str, kind: GrammarKind) -> str:
-    """What is wrong. The library shows the place in its own language, which only the author of a grammar wrote in."""
+    """What is wrong. llguidance names a place in Lark text, which only the author of a Lark or GBNF grammar knows."""
     if kind is GrammarKind.GRAMMAR:
         return _one_line(error)
     return _one_line(_PLACE.sub("", error.strip().partition("\n")[0]))

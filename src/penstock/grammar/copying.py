@@ -1,8 +1,8 @@
-"""What a value of a JSON answer is likely to go on with: what stands behind the same words in its prompt.
+"""Guesses how a value in a JSON answer goes on: as the same words do in its prompt.
 
-Names, places and numbers are mostly copied from the text that an answer is about, in the order of that text. Its bytes
-are compared, because its tokens differ: behind a quotation mark a name is spelled in others than behind a space. A
-guess, never a mask.
+Names, places and numbers are mostly copied from the text that an answer is about, in the order of that text. Bytes are
+compared, because tokens differ: a name has other tokens after a quotation mark than after a space. A guess, never a
+mask.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import re
 __all__ = ["Copying", "value_in"]
 
 _LONGEST = 24
-"""Bytes of a value, its last ones, that are looked for."""
+"""Number of last bytes of a value that are searched for."""
 _PLACES = 8
-"""Places that are looked at, from the last one that was copied from on, and again from the beginning."""
+"""Occurrences that are checked from the last copied place on, and as many again from the beginning."""
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff'_-]+")
 _NUMBER = re.compile(rb"[0-9][0-9.]*$")
 
 
 def value_in(tail: bytes, inside: bool) -> bytes:
-    """The value at the end of a JSON text, as far as it is written: of a string, or of a number; b"" for none.
+    """The unfinished string or number at the end of a JSON text, as far as it is written; b"" for none.
 
     Args:
         tail: the last bytes of the text.
-        inside: whether they end in a string.
+        inside: whether they end inside a string.
     """
     if inside:
         return tail.rpartition(b'"')[2][-_LONGEST:]
@@ -33,12 +33,12 @@ def value_in(tail: bytes, inside: bool) -> bytes:
 
 
 class Copying:
-    """Where in a prompt an answer is. Owned by its matcher.
+    """Tracks where in a prompt an answer copies from. Owned by its matcher.
 
     Args:
         source: the prompt's bytes.
-        at: the place that was copied from last, behind it.
-        closing: for strings and for numbers (`inside`), the token that ended the last one.
+        at: the offset in `source` after the last copied value.
+        closing: for strings (True) and for numbers (False), the token that ended the last one.
     """
 
     __slots__ = ("_at", "_closing", "_source")
@@ -49,11 +49,11 @@ class Copying:
         self._closing = closing or {}
 
     def copy(self) -> Copying:
-        """The same knowledge, to go on from separately."""
+        """An independent copy."""
         return Copying(self._source, self._at, self._closing.copy())
 
     def wrote(self, tail: bytes, inside: bool, text: bytes, token: int) -> None:
-        """`token`, of these bytes, was written behind `tail`."""
+        """Record that `token`, whose bytes are `text`, was written after `tail`."""
         value = value_in(tail, inside)
         ended = b'"' in text if inside else not text[:1].isdigit()
         if value and ended:
@@ -61,12 +61,12 @@ class Copying:
             self._at = max(self._at, self._behind(value))
 
     def ahead(self, value: bytes) -> bytes | None:
-        """What follows `value` in the prompt, a word at most: b"" where it ends there, None where it is not found."""
+        """At most one word that follows `value` in the prompt; b"" if the value ends there, None if it is not found."""
         end = self._behind(value)
         if end < 0:
             return None
         rest = _WORD.match(self._source, end)
-        if rest is not None:  # of a word
+        if rest is not None:  # `value` ends within a word
             return rest[0]
         word = _WORD.match(self._source, end + 1) if self._source[end : end + 1] == b" " else None
         if word is None or value.isdigit() or (value[:1].isupper() and not word[0][:1].isupper()):
@@ -74,11 +74,11 @@ class Copying:
         return b" " + word[0]
 
     def closing(self, *, inside: bool) -> int | None:
-        """The token that ended the last string, or the last number; None where none has ended."""
+        """The token that ended the last string (`inside`) or number; None if none has ended yet."""
         return self._closing.get(inside)
 
     def _behind(self, value: bytes) -> int:
-        """The index behind a place of `value` that begins a word, the next one first; below 0 for none."""
+        """The offset after an occurrence of `value` at the start of a word, preferably after `_at`; -1 for none."""
         source = self._source
         for start in (self._at, 0) if self._at else (0,):
             place = start - 1

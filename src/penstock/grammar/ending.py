@@ -11,11 +11,11 @@ __all__ = ["Ending"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A text after which a document is complete; "" where it is complete already.
+    """A text that completes a document; empty if the document is complete already.
 
     Attributes:
-        text: its bytes.
-        ids: tokens whose bytes are `text`.
+        text: the text, as bytes.
+        ids: tokens whose bytes together are `text`.
     """
 
     text: bytes
@@ -23,16 +23,16 @@ class Ending:
 
     @classmethod
     def spelled(cls, text: bytes, speller: Speller) -> Ending:
-        """`text`, by longest match."""
+        """The ending `text`, in the tokens that `speller` chooses."""
         return cls(text, tuple(speller.spell(text)))
 
     @classmethod
     def of(cls, ids: tuple[int, ...], speller: Speller) -> Ending:
-        """The text that the tokens spell."""
+        """The ending that the tokens `ids` spell."""
         return cls(b"".join(speller.tokens[id_] for id_ in ids), ids)
 
     def after(self, count: int, speller: Speller) -> Ending:
-        """What is left of it behind its first `count` bytes: all tokens but those that the cut goes through."""
+        """The ending without its first `count` bytes. Only a token that the cut splits is spelled anew."""
         gone = first = 0
         while gone < count:
             gone += len(speller.tokens[self.ids[first]])

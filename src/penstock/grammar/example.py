@@ -1,7 +1,7 @@
 """A short text that a regular expression probably matches, read off its syntax.
 
-Takes the shortest alternative, the fewest repetitions and one common character of each class. An example may be wrong,
-since callers try it on the automaton first; an expression in another dialect has none.
+Takes the shortest alternative, the fewest repetitions and one common character of each class. An example may be wrong:
+callers try it on the automaton first. An expression in another dialect has none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|[a-z-]*:))?")
 
 
 class _Unreadable(Exception):
-    """The expression is in a dialect that is not read here, or its shortest text is very long."""
+    """The expression is in an unsupported dialect, or its shortest text is very long."""
 
 
 def example_of(expression: str) -> str | None:
-    """A text that `expression` matches as a whole, most probably; None if none can be read off it."""
+    """A text that most probably matches `expression` as a whole; None if none can be read off it."""
     reader = _Reader(expression)
     try:
         text = reader.alternatives(0)
@@ -35,7 +35,7 @@ def example_of(expression: str) -> str | None:
 
 
 class _Reader:
-    """Where in the expression the reading is."""
+    """Reads an expression from left to right."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -43,11 +43,11 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether all of it was read."""
+        """Whether the whole expression was read."""
         return self._at == len(self._expression)
 
     def alternatives(self, depth: int) -> str:
-        """The shortest of some sequences, up to a closing parenthesis."""
+        """The shortest text of the alternatives up to a closing parenthesis or the end."""
         if depth > _MOST_DEPTH:
             raise _Unreadable
         texts = [self._sequence(depth)]
@@ -89,7 +89,7 @@ class _Reader:
         found = _GROUP.match(self._expression, self._at)
         assert found is not None, "a group begins with a parenthesis"
         self._at = found.end()
-        if self._expression[self._at : self._at + 1] == "?":  # looks ahead, sets flags: nothing that is read here
+        if self._expression[self._at : self._at + 1] == "?":  # lookaround or flags: not supported
             raise _Unreadable
         text = self.alternatives(depth + 1)
         if not self._taken(")"):
@@ -104,7 +104,7 @@ class _Reader:
 
 
 def _member(form: str) -> str:
-    """One character of a class or an escape."""
+    """One character of a class or an escape; "" for an anchor."""
     if form[:2] in (r"\b", r"\A", r"\z", r"\Z", r"\B"):
         return ""
     if form[0] == "[":
@@ -122,7 +122,7 @@ def _member(form: str) -> str:
 
 
 def _plain_class(form: str) -> str:
-    """A class as Python reads it: brackets in it are characters, and there are no operations on sets."""
+    """A class in Python's syntax: brackets in it are escaped, and set operations are refused."""
     body = form[1:-1]
     if any(mark in body for mark in ("[:", "&&", "--", "~~", "||")):
         raise _Unreadable

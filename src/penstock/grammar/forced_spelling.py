@@ -1,7 +1,7 @@
-"""In which tokens a model is likely to spell text that its form forces.
+"""Guesses in which tokens a model spells text that its grammar forces.
 
-As its tokenizer does, since it has read text in no other tokens; by longest match where the tokenizer has put something
-in front of the text, or there is none. A guess, whichever it is.
+As its tokenizer does, because the model has read text in no other tokens. By longest match if there is no tokenizer, if
+its tokens are not exactly the text (it may add a prefix), or if the text is not ASCII. Either way it is a guess.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ __all__ = ["Encode", "ForcedSpelling"]
 Encode = Callable[[str], Sequence[int]]
 
 _MOST_BYTES = 128
-"""Of a text; longer ones are cut."""
+"""Longer forced texts are cut to this."""
 _KEPT = 256
-"""Texts of one answer whose tokens are kept: the tokenizer takes some 50 microseconds."""
+"""Texts per answer whose tokens are cached: the tokenizer takes some 50 microseconds for each."""
 
 
 class ForcedSpelling:
-    """Spells what is forced, without its last token: that often goes on behind the text.
+    """Spells forced text in tokens, and caches them.
 
     Args:
         speller: the vocabulary.
-        encode: the tokenizer's; None for longest match.
+        encode: the tokenizer's encode function; None for longest match.
     """
 
     __slots__ = ("_encode", "_known", "speller")
@@ -36,7 +36,7 @@ class ForcedSpelling:
         self._known: dict[bytes, list[int]] = {}
 
     def spell(self, text: bytes) -> list[int]:
-        """Tokens whose bytes are the beginning of `text`; [] where it is no more than one."""
+        """The tokens of `text` without the last, which often extends past the text; [] if there is at most one."""
         text = text[:_MOST_BYTES]
         known = self._known.get(text)
         if known is None:
@@ -46,7 +46,7 @@ class ForcedSpelling:
         return known
 
     def behind(self, written: bytes, text: bytes) -> list[int]:
-        """Tokens whose bytes are `text`, as the tokenizer spells it behind what is `written`."""
+        """The tokens of `text` as the tokenizer spells it after `written`, or on its own if a token spans both."""
         both = written + b"\0" + text
         known = self._known.get(both)
         if known is None:

@@ -1,10 +1,9 @@
-"""What comes next where a grammar leaves hardly a choice: names of properties, punctuation, what is constant.
+"""Guesses the next tokens where a grammar leaves hardly a choice: property names, punctuation, constants.
 
-Guesses, never masks: a form leaves it to the model how to spell what it forces, so even forced text may come in other
-tokens, and a JSON text may have a space in front or not. Where this answer stood at such a place before, what came
-there is guessed. Else forced text is spelled (`forced_spelling`) but for its last token; there, and where only a space
-is free, the longest token that fits is guessed. A value that has begun is guessed to go on as the same words do in the
-prompt (`copying`).
+These are guesses, never masks: the model chooses the tokens even of forced text, and JSON may have a space in front or
+not. At a mask that this answer has met before, the guess is the token that came there last. Otherwise forced text is
+spelled (`forced_spelling`) except for its last token; for that one, and where only a space is optional, the guess is
+the longest token that fits. A value in progress is guessed to go on as the same words do in the prompt (`copying`).
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from penstock.grammar.forced_spelling import ForcedSpelling
 __all__ = ["TAIL", "Foresight"]
 
 TAIL = 64
-"""Bytes of an answer, its last ones, that guesses look at."""
+"""Number of last bytes of an answer that guesses look at."""
 _FEW = 128
-"""Tokens that may come, of which more are no narrow place."""
+"""A mask is narrow if it allows at most this many tokens."""
 _SPACED = b",:"
-"""What models write a space behind."""
+"""Bytes after which models write a space."""
 _REMEMBERED = 128
-"""Narrow places of one answer: some 6 KB each, twice, with a large vocabulary."""
+"""Most masks that an answer remembers in each of two tables; a mask has one bit per token of the vocabulary."""
 
 
 class Foresight:
-    """Guesses along one answer. Owned by its matcher.
+    """Guesses next tokens along one answer. Owned by its matcher.
 
     Args:
-        spelling: how text is spelled.
-        copying: of the prompt.
+        spelling: spells forced text.
+        copying: finds in the prompt how a value goes on.
     """
 
     __slots__ = ("_begin_alike", "_came", "_copying", "_speller", "_spelling")
@@ -41,22 +40,22 @@ class Foresight:
         self._spelling = spelling
         self._copying = copying
         self._speller = spelling.speller
-        self._begin_alike: dict[bytes, list[int]] = {}  # a mask -> those of its tokens; the same places come again
-        self._came: dict[bytes, int] = {}  # the mask of a narrow place -> the token that came there last
+        self._begin_alike: dict[bytes, list[int]] = {}  # a mask -> its `_fitting`; masks recur
+        self._came: dict[bytes, int] = {}  # a narrow mask -> the token that came there last
 
     def copy(self) -> Foresight:
-        """The same knowledge, to go on from separately."""
+        """A copy that advances independently; both share the cache of masks."""
         other = Foresight(self._spelling, self._copying.copy())
         other._came, other._begin_alike = self._came.copy(), self._begin_alike
         return other
 
     def note(self, mask: bytes, token: int) -> None:
-        """`token` came where `mask` was what may come."""
+        """Record that `token` came where `mask` was allowed."""
         if _is_narrow(mask) and (mask in self._came or len(self._came) < _REMEMBERED):
             self._came[mask] = token
 
     def wrote(self, tail: bytes, place: JsonPlace | None, token: int) -> None:
-        """`token` was written behind `tail`, at this place in JSON."""
+        """Record that `token` was written after `tail`, which ends at `place` in JSON."""
         if place is not None:
             self._copying.wrote(tail, place.inside, self._speller.tokens[token], token)
 
@@ -64,13 +63,13 @@ class Foresight:
         """Tokens that are likely to come next.
 
         Args:
-            matcher: left as it is.
-            tail: the last bytes that were written.
-            place: where in JSON they end, left as it is; None for other languages.
-            most: tokens.
+            matcher: the automaton; not modified.
+            tail: the last bytes of the answer.
+            place: the position in JSON at the end of `tail`, not modified; None for other languages.
+            most: maximum number of tokens.
         """
         ids: list[int] = []
-        matcher = matcher.deep_copy()  # an error on the way stays with the copy; takes some microseconds
+        matcher = matcher.deep_copy()  # takes microseconds; an error stays in the copy
         place = None if place is None else place.copy()
         while len(ids) < most:
             step = self._copied(matcher, tail, place) or self._next(matcher, tail[-1] if tail else -1)
@@ -85,7 +84,7 @@ class Foresight:
         return tuple(ids)
 
     def _copied(self, matcher: LLMatcher, tail: bytes, place: JsonPlace | None) -> list[int]:
-        """How the value that has begun goes on in the prompt, or ends; [] where nothing is known, or it may not."""
+        """Tokens that continue or close the current value as in the prompt; [] if unknown or not allowed."""
         if place is None:
             return []
         value = value_in(tail, place.inside)
@@ -100,7 +99,7 @@ class Foresight:
         return step if step and matcher.validate_tokens(step) == len(step) else []
 
     def _next(self, matcher: LLMatcher, last: int) -> list[int]:
-        """The token that is likely to come, or several that spell what must; [] where there is a choice."""
+        """The likely next token, or several that spell forced text; [] where there is a real choice."""
         forced = matcher.compute_ff_bytes()
         if matcher.is_stopped():
             return []
@@ -113,7 +112,7 @@ class Foresight:
         return self._spelling.spell(forced) or self._narrow(mask, last)
 
     def _narrow(self, mask: bytes, last: int) -> list[int]:
-        """The token that is likely to come where all that may come begin alike; [] at any other place."""
+        """The likely next token where all allowed tokens begin alike; [] elsewhere."""
         fitting = self._fitting(mask)
         if not fitting:
             return []
@@ -122,7 +121,7 @@ class Foresight:
         return [max(fitting, key=lambda id_: (len(_bare(tokens[id_])), (tokens[id_][:1] == b" ") == spaced, -id_))]
 
     def _fitting(self, mask: bytes) -> list[int]:
-        """Of the tokens that may come, those that begin what all begin, but for spaces; [] where nothing does."""
+        """The allowed tokens that agree with what all begin with, spaces aside; [] if none, or if eos is allowed."""
         known = self._begin_alike.get(mask)
         if known is None:
             known = self._that_begin_alike(mask)
@@ -138,13 +137,13 @@ class Foresight:
             return []
         common = _begins(min(texts), max(texts))
         longest = max(texts, key=len)
-        if all(longest.startswith(text) for text in texts):  # nothing speaks against it
+        if all(longest.startswith(text) for text in texts):  # each is a prefix of the longest
             common = longest
         return [id_ for id_, text in bare.items() if text and common.startswith(text)]
 
 
 def _begins(one: bytes, other: bytes) -> bytes:
-    """What both begin with."""
+    """The common prefix of two texts, of which `one` sorts first."""
     return one[: next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))]
 
 
@@ -157,7 +156,7 @@ def _is_narrow(mask: bytes) -> bool:
 
 
 def _ids(mask: bytes) -> list[int]:
-    """The tokens of a mask."""
+    """The token ids in a mask."""
     ids, left = [], int.from_bytes(mask, "little")
     while left:
         lowest = left & -left

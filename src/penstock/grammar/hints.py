@@ -34,7 +34,7 @@ _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)+)"|/((?:[^/\\\n]|\\.)+)/')
 
 
 def hints_of(grammar: Grammar) -> tuple[bytes, ...]:
-    """Pieces of documents of a grammar that compiles, the shortest first; in JSON, contents of strings."""
+    """Pieces of documents of a grammar that compiles, shortest first; for JSON, contents of strings."""
     match grammar.kind:
         case GrammarKind.JSON:
             found: Iterator[str] = (

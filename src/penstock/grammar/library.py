@@ -1,9 +1,9 @@
 """The grammars of an engine: checked at admission, cached, handed out as matchers.
 
-A grammar is compiled first in a process of its own, which is killed when it exceeds its time or memory, and only then
-in this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
-call from several threads: one compiles at a time, so that a crowd of offenders takes one process's worth of the
-machine; but nobody waits for that who asks for what is known, only so many may wait at all, and API keys take turns.
+A grammar is compiled first in a separate process, which is killed if it exceeds its time or memory, and only then in
+this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
+call from several threads. One grammar is judged at a time, so that a crowd of offenders occupies only one process.
+Requests for known grammars do not wait for that; for the others, the queue is bounded, and API keys take turns.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ __all__ = ["GrammarLibrary"]
 
 CACHE_BYTES = 64 * 1024 * 1024
 VERDICT_BYTES = 16 * 1024 * 1024
-"""Of what is known of grammars: their text, and the document that is the way out of them."""
+"""Memory for cached verdicts: the grammars' text, and one document of each."""
 ENTRY_BYTES, ID_BYTES = 1000, 36
 MOST_WAITING, MOST_WAITING_OF_A_KEY = 16, 8
-"""Grammars that may wait until others have been judged."""
+"""Requests that may wait while the grammars of others are judged: in total, and per API key."""
 WAIT_SECONDS = 60.0
-"""The costliest grammar takes ten seconds of processor time."""
+"""How long a request waits for its turn. The costliest grammar takes ten seconds of CPU time."""
 RETRY_SECONDS = 10
-"""When to come again where so many wait: a few of the costliest have been judged by then."""
+"""When to retry after a refusal because of the queue: about the time that one of the costliest grammars takes."""
 SEARCHES = 60
-"""States that a search for an ending may open while a request runs."""
+"""States that a search for an ending may expand while a request runs."""
 
 
 _MOST_SOURCE = 8192
-"""Tokens of a prompt, its last ones, that values may be copied from."""
+"""Number of last tokens of a prompt that values may be copied from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class _Compiled:
 
 
 class GrammarLibrary:
-    """Implements `contract.ports.Grammars`. Nothing is built before the first grammar comes.
+    """Implements `contract.ports.Grammars`. Builds nothing before the first grammar comes.
 
     Args:
-        vocabulary: called once, when it is first needed.
-        cache_bytes: most memory for compiled grammars, as the compiling process measured it.
-        compiles: whether matchers are made here, and not in another process: then what passes `check` is compiled for
-            them. To prepare a vocabulary for that takes up to a second, in which no other thread of Python runs.
-        encode: the tokens that text is likely to be spelled in, for guesses; None spells it by longest match.
+        vocabulary: loads the vocabulary; called when it is first needed, for this process and for the compiling one.
+        cache_bytes: memory limit for compiled grammars, as the compiling process measured them.
+        compiles: whether matchers are made in this process; `check` then compiles what it accepts. Preparing the
+            vocabulary for that takes up to a second, during which no other Python thread runs.
+        encode: the tokenizer's encode function, for guesses; None guesses by longest match.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GrammarLibrary:
         self._vocabulary = vocabulary
         self._compiles = compiles
         self._cache_bytes = cache_bytes
-        self._lock = threading.Lock()  # of what is kept here; held for moments
+        self._lock = threading.Lock()  # guards the caches; held for moments
         self._building = threading.Lock()
         self._turns = Turns(
             "grammars",
@@ -102,16 +102,16 @@ class GrammarLibrary:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory of the compiled grammars that are kept."""
+        """Memory of the cached compiled grammars."""
         return self._size
 
     @property
     def bytes(self) -> int:
-        """Memory of all that is kept: compiled grammars, and what is known of others."""
+        """Memory of both caches: compiled grammars and verdicts."""
         return self._size + self._known_size
 
     def keep_within(self, most: int) -> None:
-        """Keep `most` bytes: a quarter of what is known of grammars, the rest compiled ones."""
+        """Limit both caches to `most` bytes together: a quarter for verdicts, the rest for compiled grammars."""
         with self._lock:
             self._verdict_bytes = most // 4
             self._cache_bytes = most - self._verdict_bytes
@@ -145,7 +145,7 @@ class GrammarLibrary:
         return GuidedMatcher(fresh, speller, closer, place, start, max_new_tokens, foresight)
 
     def prepare(self) -> None:
-        """Do now what the first matcher would have to wait for; nothing where the vocabulary knows no grammars."""
+        """Prepare the vocabulary before the first matcher needs it; does nothing if it does not support grammars."""
         with suppress(InvalidParameter):
             self._ready()
 
@@ -157,15 +157,15 @@ class GrammarLibrary:
             worker.close()
 
     def _start(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Ending:
-        """A document of a grammar that compiles; the one with the fewest tokens, if the first one found is too long.
+        """A document of a grammar that compiles; the one with the fewest tokens if the first one found is too long.
 
-        A function of its arguments alone, so that an answer that is started again goes the same way.
+        A function of its arguments alone, so that a restarted answer goes the same way.
         """
         verdict = self._verdict(grammar, tenant=tenant)
         if len(verdict.ending.ids) < max_new_tokens:
             return verdict.ending
         tight = self._verdict(grammar, tight=True, tenant=tenant)
-        return verdict.ending if tight.error else tight.ending  # it took too long to find
+        return verdict.ending if tight.error else tight.ending  # the search took too long
 
     def _ready(self) -> Speller:
         with self._building:
@@ -174,17 +174,17 @@ class GrammarLibrary:
             return self._speller
 
     def _verdict(self, grammar: Grammar, tight: bool = False, tenant: str = "") -> Verdict:
-        """What is known of a grammar, or what the process says.
+        """The cached verdict on a grammar, or a new one from the compiling process.
 
         Raises:
-            Overloaded: too many wait for it.
-            Unavailable: it was lost.
+            Overloaded: too many requests wait, or this one waited too long.
+            Unavailable: the process was lost twice, or cannot be started.
         """
         known = self._known(grammar, tight)
         if known is not None:
             return known
         with self._turns.turn(tenant):
-            known = self._known(grammar, tight)  # others may have asked for the same
+            known = self._known(grammar, tight)  # another thread may have asked for the same
             if known is None:
                 known = self._judges().judge(grammar, tight)
                 with self._lock:
@@ -194,7 +194,7 @@ class GrammarLibrary:
             return known
 
     def _judges(self) -> WorkerClient:
-        """What judges grammars; whose turn it is may ask."""
+        """The client of the compiling process; to be called by the thread that has the turn."""
         with self._lock:
             if self._worker is not None:
                 return self._worker
@@ -211,18 +211,18 @@ class GrammarLibrary:
             return known
 
     def _compile(self, grammar: Grammar, size: int) -> LLMatcher:
-        """A fresh matcher of a grammar that is known to compile within the limits."""
+        """A fresh matcher of a grammar known to compile within the limits."""
         known = self._fresh(grammar)
         if known is not None:
             return known
         with self._lock:
             compiling = self._compiling.setdefault(grammar, threading.Lock())
-        with compiling:  # whoever wants the same waits, rather than do it too
+        with compiling:  # a thread that wants the same waits instead of compiling it too
             known = self._fresh(grammar)
             return known or self._compile_anew(grammar, size)
 
     def _compile_anew(self, grammar: Grammar, size: int) -> LLMatcher:
-        """A matcher of a grammar that is kept from now on. Takes up to a second."""
+        """Compile a grammar, cache it and return a fresh matcher of it. Takes up to a second."""
         try:
             matcher = compile_grammar(grammar, self._ready())
             with self._lock:
@@ -236,7 +236,7 @@ class GrammarLibrary:
         return matcher.deep_copy()
 
     def _fresh(self, grammar: Grammar) -> LLMatcher | None:
-        """A matcher of a grammar whose compiled form is kept."""
+        """A fresh matcher of a grammar whose compiled form is cached; None if it is not."""
         with self._lock:
             kept = self._compiled.get(grammar)
             if kept is None:
@@ -245,7 +245,7 @@ class GrammarLibrary:
             return kept.matcher.deep_copy()
 
     def _forget(self) -> None:
-        """Drop what was asked for longest ago and is too much. To be called under the lock."""
+        """Evict the least recently used entries beyond the limits. To be called under the lock."""
         while self._size > self._cache_bytes:
             self._size -= self._compiled.popitem(last=False)[1].size
         while self._known_size > self._verdict_bytes:
@@ -254,6 +254,6 @@ class GrammarLibrary:
 
 
 def _size(grammar: Grammar, verdict: Verdict) -> int:
-    """Bytes of memory that a verdict takes, with its grammar's text, nearly."""
+    """Approximate memory of a verdict and its grammar's text, in bytes."""
     words = len(grammar.source) + len(verdict.ending_text) + len(verdict.error)
     return ENTRY_BYTES + words + ID_BYTES * len(verdict.ids)

@@ -1,8 +1,8 @@
 """One answer's state in its grammar, with its end always in reach.
 
-Invariant: an ending is known that completes the document and fits the tokens that are left, the end-of-sequence token
-included. A token after which no ending is known is refused. The state is a pure function of the grammar, the token
-limit and the tokens taken, so that a preempted sequence can rebuild it.
+Invariant: a known ending completes the document and fits in the tokens left, the end-of-sequence token included. A
+token after which no ending is found is refused. The state is a pure function of the grammar, the token limit and the
+tokens taken, so that a preempted sequence can rebuild it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from penstock.grammar.vocabulary import Speller
 __all__ = ["GuidedMatcher"]
 
 _MOST_CHECKED = 256
-"""Tokens of an ending that is tried without a search: in a twentieth of a millisecond to half of one."""
+"""Longest known ending, in tokens, that `take_at_once` tries to reuse whole; checking one takes 0.05 to 0.5 ms."""
 
 
 class GuidedMatcher:
     """A `contract.ports.Matcher`. Owned by the runner; one thread at a time.
 
     Args:
-        matcher: at the grammar's beginning; owned by this object from now on.
-        place: where in JSON it stands; None for other languages.
-        ending: completes the document from here.
-        max_new_tokens: most tokens that may be generated; `ending` fits.
+        matcher: the automaton at the current position; owned by this object from now on.
+        place: its position in JSON; None for other languages.
+        ending: completes the document from that position.
+        max_new_tokens: how many tokens may still be generated; `ending` fits.
         foresight: guesses what comes next; owned by this object from now on.
     """
 
@@ -64,12 +64,12 @@ class GuidedMatcher:
         self._left = max_new_tokens
         self._ending = ending
         self._foresight = foresight
-        self._mask = b""  # of the next token, where it was asked for
+        self._mask = b""  # for the next token; b"" if not asked for
         self._tail = b""  # the last bytes that were written
-        self._document = ending.text  # what it opens again, it may close again in the same way
+        self._document = ending.text  # what the answer opens, it may close in the same way
 
     def mask(self) -> bytes:
-        """The tokens that may come next, a bit an id, lowest bit first."""
+        """The tokens that may come next, one bit per id, lowest bit first."""
         ids, width = self._ending.ids, (len(self._speller.tokens) + 7) // 8
         if self._left <= len(ids) + 1:  # no token to spare: the known ending, token by token
             return _only(ids[:1] or self._speller.eos, width)
@@ -80,11 +80,11 @@ class GuidedMatcher:
         return self._mask
 
     def take(self, token: int) -> bool:
-        """Go on past `token`; false, and nothing has changed, if the document could not be completed after it."""
+        """Advance past `token`; False, and no change, if the document could not be completed after it."""
         return bool(self._take(token, self._ending_after))
 
     def take_at_once(self, token: int) -> bool | None:
-        """`take`; None, and nothing has changed, if that needs a search for an ending."""
+        """`take`; None, and no change, if that needs a search for an ending."""
         return self._take(token, self._kept_after)
 
     def copy(self) -> GuidedMatcher:
@@ -102,7 +102,7 @@ class GuidedMatcher:
         return other
 
     def closing(self) -> int:
-        """The next token of the known ending; it can always be taken."""
+        """The next token of the known ending; it is always allowed."""
         return self._ending.ids[0] if self._ending.ids else self._speller.eos[0]
 
     def foresee(self, most: int) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class GuidedMatcher:
         return self._foresight.ahead(self._matcher, self._tail, self._place, min(most, self._left - 1))
 
     def _take(self, token: int, ending_after: Callable[[bytes, JsonPlace | None], Ending | None]) -> bool | None:
-        """Go on past `token`; None, and nothing has changed, if no ending was found after it."""
+        """Advance past `token`; None, and no change, if no ending was found after it; False if it is not allowed."""
         if token in self._speller.eos:
             return self._left >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
         if self._matcher.try_consume_tokens([token]) != 1:
@@ -139,27 +139,27 @@ class GuidedMatcher:
         return place
 
     def _ending_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
-        """What completes the document after `text`, in the tokens that are left then."""
+        """An ending of the document after `text` that fits in the tokens left then; None if none was found."""
         known = self._ending
         endings = self._closer.endings(self._matcher, place, known, text, self._document)
         return self._on_the_way(text) or next(filter(self._fits, endings), None)
 
     def _kept_after(self, text: bytes, place: JsonPlace | None) -> Ending | None:
-        """What is left of the known ending after `text`, or that ending itself; of a long one only what is left."""
+        """An ending after `text`, found without a search: the rest of the known one or, if short, one made from it."""
         rest, known = self._on_the_way(text), self._ending
         if rest is not None or len(known.ids) > _MOST_CHECKED:
             return rest
         return next(filter(self._fits, self._closer.kept(place, known, text)), None)
 
     def _on_the_way(self, text: bytes) -> Ending | None:
-        """What is left of the known ending, where `text` is a step on its way: nothing to check but its length."""
+        """The rest of the known ending if it begins with `text` and the rest fits: nothing else needs a check."""
         if not self._ending.text.startswith(text):
             return None
         rest = self._ending.after(len(text), self._speller)
         return rest if len(rest.ids) + 1 < self._left else None
 
     def _fits(self, ending: Ending) -> bool:
-        """Whether the document ends with `ending`, in the tokens that are left."""
+        """Whether `ending` completes the document and fits in the tokens left."""
         return len(ending.ids) + 1 < self._left and self._speller.completes(self._matcher, ending.ids)
 
 

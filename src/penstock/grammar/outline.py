@@ -1,7 +1,7 @@
-"""The outline of a partial document: what of its text can matter to what may follow.
+"""The outline of a partial document: the parts of its text that can affect what may follow.
 
-A search treats two texts with one outline as the same. Names and counts of members are kept; the contents of free
-strings, numbers and closed containers are not. It is a heuristic: the search compares masks as well.
+A search treats two texts with the same outline as equal. An outline keeps the names and the number of members, and
+drops the contents of free strings, numbers and closed containers. It is a heuristic: the search compares masks as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FREE = b"\x01"
 
 
 class Freedom(enum.Enum):
-    """How much may be written somewhere."""
+    """How much a grammar allows at one point."""
 
     LITTLE = "a few tokens: what is chosen is a choice"
     SOME = "a class of characters"
@@ -25,14 +25,14 @@ class Freedom(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Of one text.
+    """The outline of one text.
 
     Attributes:
-        json: whether the text is JSON; of other texts only the classes of characters are forgotten.
-        open: the outlines of the containers that are open, the outermost first; the last is being written.
-        string: what the open string holds; None outside.
-        escaped: whether an escape is open in it.
-        free: whether something in it was free.
+        json: whether the text is JSON; any other text is kept, blurred according to the freedom at each token.
+        open: the outlines of the top level and of the open containers, outermost first; the last is being written.
+        string: the blurred contents of the open string; None outside a string.
+        escaped: whether the open string ends in a backslash that begins an escape.
+        free: whether any part of the open string was written with more than `Freedom.LITTLE`.
     """
 
     json: bool
@@ -42,7 +42,7 @@ class Outline:
     free: bool = False
 
     def after(self, text: bytes, freedom: Freedom) -> Outline:
-        """The outline once `text` was written where there was that `freedom`."""
+        """The outline after `text`, written where the grammar allowed `freedom`."""
         if not self.json:
             return replace(self, open=(self.open[0] + _blurred(text, freedom),))
         if self.string is not None and not (self.escaped or b'"' in text or b"\\" in text):
@@ -95,5 +95,5 @@ _CLASSES = bytes.maketrans(
 
 
 def class_text(text: bytes) -> bytes:
-    """`text` with every digit as 0, every large letter as A and every small one as a."""
+    """`text` with every digit replaced by 0, every uppercase ASCII letter by A and every lowercase one by a."""
     return text.translate(_CLASSES)

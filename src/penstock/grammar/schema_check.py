@@ -1,7 +1,7 @@
 """JSON schemas at admission: supported keywords and caps, checked before anything is compiled.
 
-A keyword that restricts documents and is not supported is refused by name, since ignoring it would give a looser
-grammar than was asked for. Keywords are those of JSON Schema 2020-12 and draft 7.
+An unsupported keyword that restricts documents is refused by name, because ignoring it would give a looser grammar than
+requested. Keywords are those of JSON Schema 2020-12 and draft 7.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.contract.errors import InvalidParameter
 __all__ = ["ANNOTATIONS", "MAX_DEPTH", "MAX_ENUM", "SUPPORTED", "read_schema"]
 
 MAX_DEPTH = 32
-"""Schemas inside schemas."""
+"""Levels of schemas inside schemas."""
 MAX_ENUM = 1000
 
 ANNOTATIONS = frozenset(
@@ -39,7 +39,7 @@ def read_schema(source: str) -> dict[str, Any]:
     """The schema in `source`, checked.
 
     Raises:
-        InvalidParameter: it is no schema, is too deep, or has a keyword that is not supported; says where.
+        InvalidParameter: it is not a schema, is too deep, or has an unsupported keyword; says where.
     """
     try:
         schema = json.loads(source, parse_constant=_no_constant)
@@ -69,7 +69,7 @@ def _check(schema: Any, path: str, depth: int) -> None:
 
 
 def _check_count(schema: dict[str, Any], path: str) -> None:
-    """Refuse a count of names that may repeat: JSON text can name a property twice, and a reader keeps one."""
+    """Refuse `minProperties` above 1 where names may repeat: JSON can name a property twice, and a reader keeps one."""
     least = schema.get("minProperties", 0)
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     if isinstance(least, int) and least > 1 and not closed:
@@ -91,7 +91,7 @@ def _check_keyword(keyword: str, value: Any, where: str) -> None:
 
 
 def _inner(keyword: str, value: Any, where: str) -> list[tuple[str, Any]]:
-    """The schemas inside a keyword, by path. `additionalProperties: false` and `items: false` are no schemas here."""
+    """The schemas inside a keyword, each with its path. `false` is left out: there is nothing in it to check."""
     if keyword in _MAPS:
         if not isinstance(value, dict):
             raise InvalidParameter(_FIELD, f"{where[:200]} must be an object of JSON schemas")

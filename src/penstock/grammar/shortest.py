@@ -1,7 +1,7 @@
-"""A beam search on llguidance's automaton for a document with few tokens, where `fewest` cannot read the grammar.
+"""A beam search on llguidance's automaton for a document with few tokens, for use where `fewest` fails.
 
-Each level is one token. Of the tokens that may come, one of each class is tried; states with the same outline and mask
-count once; the states with the nearest known ending are kept. Every state has an ending, so the search has an answer at
+Each level is one token. One allowed token of each class is tried; states with the same outline and mask count once; the
+beam keeps the states with the shortest known documents. The search starts from a known document, so it has an answer at
 any time. It may miss the shortest document. Deterministic: the limit counts states, not seconds.
 """
 
@@ -20,24 +20,25 @@ from penstock.grammar.vocabulary import Speller
 __all__ = ["ShortestSearch"]
 
 _FEW_TOKENS = 64
-"""If no more may come, each is tried; else one of each class."""
+"""Up to this many allowed tokens are all tried; of more, one of each class."""
 _BEAM = 40
-"""States of a level that are opened."""
+"""States of a level that are expanded."""
 _MOST_STATES = 1000
 _PLAIN = frozenset(b'aA0 {}[]":,.-_+@/\\')
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A beginning of a document.
+    """A prefix of a document.
 
     Attributes:
-        matcher: after it; not changed any more.
-        ids: its tokens.
-        outline: of its text.
-        place: where in JSON it ends.
-        ending: completes it if it `ends`; else an ending of what came before.
-        mask: the tokens that may come next.
+        matcher: the automaton after the prefix; not modified any more.
+        ids: the prefix's tokens.
+        outline: the outline of its text.
+        place: the position in JSON at its end; None for other languages.
+        ending: completes the prefix if `ends`; else an ending of an earlier state.
+        mask: the tokens allowed next.
+        ends: whether an ending of this prefix is known.
     """
 
     matcher: LLMatcher
@@ -50,14 +51,14 @@ class _State:
 
     @property
     def length(self) -> int:
-        """Tokens of the document by the ending that is known; more than any where none is."""
+        """Tokens of the prefix with its ending; more than any document has if no ending is known."""
         return len(self.ids) + len(self.ending.ids) if self.ends else 1 << 30
 
 
 class ShortestSearch:
-    """Over one vocabulary; made once, which takes a moment. Stateless.
+    """The search over one vocabulary, all of whose tokens are read to construct it. Stateless.
 
-    Raises nothing: where it finds nothing shorter, what was known stays.
+    Raises nothing: if it finds nothing shorter, the known document stays.
     """
 
     def __init__(self, speller: Speller) -> None:
@@ -67,9 +68,9 @@ class ShortestSearch:
         self._width = len(speller.tokens)
 
     def shortest(self, matcher: LLMatcher, closer: Closer, is_json: bool, known: Ending) -> Ending:
-        """The shortest document found, in tokens; the one that is `known` if none is shorter.
+        """The document found with the fewest tokens; `known` if none is shorter.
 
-        The `matcher` stands at the beginning and is left as it is; the `closer` tells of each state how to end.
+        The `matcher` is in its initial state and not modified; the `closer` proposes endings for each state.
         """
         best, made = known, 0
         place = JsonPlace() if is_json else None
@@ -85,7 +86,7 @@ class ShortestSearch:
         return best
 
     def _next(self, state: _State, closer: Closer, seen: set[tuple[Outline, bytes]]) -> list[_State]:
-        """The states a token further that were not seen yet."""
+        """The states one token further that were not seen yet."""
         allowed = int.from_bytes(state.mask, "little") & self._usable
         count = allowed.bit_count()
         freedom = Freedom.LITTLE if count <= _FEW_TOKENS else Freedom.MUCH if count * 2 > self._width else Freedom.SOME
@@ -123,7 +124,7 @@ class ShortestSearch:
 
 
 def _classes(tokens: Sequence[bytes]) -> list[int]:
-    """Sets of token ids, a bit an id: those whose characters are of the same classes, of common characters alone."""
+    """Token ids by the character classes of their text, one bit set per class; only tokens of common characters."""
     members: dict[bytes, bytearray] = {}
     for id_, text in enumerate(tokens):
         blurred = class_text(text)

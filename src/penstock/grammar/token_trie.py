@@ -1,4 +1,4 @@
-"""A trie of a vocabulary's tokens by their bytes, for walks that follow many texts at once. Immutable."""
+"""An immutable trie of a vocabulary's tokens by their bytes, for walks that follow many texts at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 __all__ = ["TokenTrie"]
 
 _LARGE = 64
-"""Nodes below one, from which on it pays to know their bytes."""
+"""Nodes in a subtree, above which it pays to keep the set of its bytes."""
 
 
 class TokenTrie:
-    """The tokens of a vocabulary by their bytes: nodes in the order of a walk, each with where its subtree ends.
+    """The trie as parallel arrays: nodes in preorder, each with the index at which its subtree ends.
 
     Attributes:
-        byte, depth, end, token: of each node its byte, its distance from the root, the node behind its subtree, and the
-            token that ends there, or -1.
-        longest: bytes of the longest token.
-        below: of each node with a large subtree, the bytes in it, a bit each.
+        byte, depth, end, token: per node, its byte, its distance from the root, the first node after its subtree, and
+            the id of the token that ends there, or -1.
+        longest: length of the longest token in bytes.
+        below: per node with a large subtree, the set of bytes below it, one bit each.
     """
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
@@ -35,7 +35,7 @@ class TokenTrie:
                 self.depth.append(at + 1)
                 self.end.append(0)
                 self.token.append(-1)
-            if self.token[path[-1]] < 0:  # of two tokens for a text, the lower id
+            if self.token[path[-1]] < 0:  # if two tokens have the same bytes, the lower id
                 self.token[path[-1]] = id_
             last = text
         self._close(path, 0)
@@ -43,7 +43,7 @@ class TokenTrie:
         self.below = {node: self._bytes_below(node) for node, end in enumerate(self.end) if end - node > _LARGE}
 
     def first_token(self, node: int) -> int:
-        """A token in the subtree of a node."""
+        """The first token in the subtree of `node`."""
         while self.token[node] < 0:
             node += 1
         return self.token[node]
@@ -57,6 +57,6 @@ class TokenTrie:
 
 
 def _common(one: bytes, two: bytes) -> int:
-    """How many bytes two texts begin with alike."""
+    """Length of the common prefix of two texts."""
     pairs = enumerate(zip(one, two, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(two)))

@@ -1,4 +1,4 @@
-"""The answer of the compiling process about one grammar."""
+"""The compiling process's verdict on one grammar."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Taken or refused.
+    """Whether a grammar is accepted or refused.
 
     Attributes:
-        error: why it is refused, for the caller; "" if it is taken.
-        code: the error's machine-readable word.
-        ending_text: a whole document of the grammar, the shortest that was found, in Latin-1: a character a byte.
+        error: why the grammar is refused, for the caller; "" if it is accepted.
+        code: the machine-readable error code.
+        ending_text: a whole document of the grammar, the shortest one found, in Latin-1: one character per byte.
         ids: the tokens that spell it.
-        size: bytes of memory that compiling took.
+        size: estimated memory of the compiled grammar, in bytes.
     """
 
     error: str = ""
@@ -31,10 +31,10 @@ class Verdict:
 
     @property
     def ending(self) -> Ending:
-        """The document."""
+        """The document, as an ending."""
         return Ending(self.ending_text.encode("latin-1"), self.ids)
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Verdict:
-        """From its fields, as JSON has them."""
+        """A verdict from its fields as parsed from JSON."""
         return cls(**{**given, "ids": tuple(given["ids"])})

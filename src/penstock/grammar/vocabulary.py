@@ -1,7 +1,7 @@
-"""A model's vocabulary as the automata see it: what bytes each token stands for, and which tokens end an answer.
+"""A model's vocabulary as the automata see it: the bytes of each token, and which tokens end an answer.
 
-Does not know how text is tokenised: a path to the end is spelled by longest match, which any byte-level or
-byte-fallback vocabulary can do.
+Does not know how text is tokenised: endings are spelled by longest match, which works with any byte-level or
+byte-fallback vocabulary.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.grammar.token_trie import TokenTrie
 __all__ = ["Speller", "Vocabulary"]
 
 _RUNS = ("[a-z ]{1,4}", "[a-z ]{1,8}", "[a-z ]{1,16}", "[a-z ]+", "[A-Za-z ]{1,16}", "[A-Za-z ]+")
-"""Token classes whose masks are precomputed, beside those of JSON strings: where an expression takes all of a class,
-as in counted runs of letters, they are not walked token by token. A mask has the same bits with or without them."""
+"""Token classes whose masks are precomputed, in addition to those for JSON strings: where an expression accepts a whole
+class, as in counted runs of letters, its tokens are not walked one by one. Masks are the same with or without them."""
 
 _AT_ONCE = 128
-"""Tokens of an ending that are checked in one call: it holds Python's lock, and a long ending has thousands."""
+"""Tokens of an ending that are checked per call: a call holds the GIL, and a long ending has thousands of tokens."""
 
 _PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
 
@@ -33,10 +33,10 @@ class Vocabulary:
     """The tokens of a model.
 
     Attributes:
-        tokens: the bytes of each token by id; b"" for special tokens and for ids that stand for nothing. As long as the
-            logits are wide.
-        special: ids that are no text.
-        eos: ids that end an answer.
+        tokens: the bytes of each token by id; b"" for special tokens and for unused ids. As long as the logits are
+            wide.
+        special: ids of tokens that are not text.
+        eos: ids of tokens that end an answer.
     """
 
     tokens: tuple[bytes, ...]
@@ -45,16 +45,16 @@ class Vocabulary:
 
 
 class Speller:
-    """A vocabulary made ready for automata; immutable. Making one takes a fraction of a second.
+    """A vocabulary prepared for automata; immutable. Making one takes a fraction of a second.
 
     Raises:
-        InvalidParameter: the vocabulary cannot spell every text, or has no token that ends one.
+        InvalidParameter: a printable ASCII character has no token of its own, or no token ends an answer.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
         self.eos = vocabulary.eos
-        numbered = reversed(list(enumerate(vocabulary.tokens)))  # of two tokens for a byte, the lower id
+        numbered = reversed(list(enumerate(vocabulary.tokens)))  # if two tokens are the same byte, the lower id
         self.byte_ids = {token[0]: id_ for id_, token in numbered if len(token) == 1}
         if not vocabulary.eos or not set(range(0x20, 0x7F)) <= self.byte_ids.keys():
             message = "this model's vocabulary lacks single characters or an end-of-sequence token"
@@ -68,23 +68,23 @@ class Speller:
 
     @cached_property
     def trie(self) -> TokenTrie:
-        """The tokens by their bytes; making it takes a fraction of a second once more."""
+        """The tokens as a trie; built on first use, which takes another fraction of a second."""
         return TokenTrie(self.tokens)
 
     def spell(self, text: bytes) -> list[int]:
-        """Token ids whose bytes are `text`."""
+        """Token ids whose bytes are `text`: longest match in ASCII, one token per byte in all else."""
         ids: list[int] = []
         for part in _PARTS.findall(text):
             ids += self.backend.greedy_tokenize(part.decode()) if part.isascii() else self.bytewise(part)
         return ids
 
     def bytewise(self, text: bytes) -> list[int]:
-        """One token id a byte. Raises KeyError if the vocabulary has no token for a byte."""
+        """One token id per byte. Raises KeyError if the vocabulary has no token for a byte."""
         return [self.byte_ids[byte] for byte in text]
 
     def completes(self, matcher: LLMatcher, ids: Sequence[int]) -> bool:
-        """Whether a document is complete after `ids`; the `matcher` is left as it is."""
-        if not ids:  # an automaton that can only stop takes no token any more, not even this one
+        """Whether the document is complete after `ids`; does not modify `matcher`."""
+        if not ids:  # an automaton that can only stop accepts no more tokens, not even eos
             return bool(matcher.is_accepting())
         *parts, last = (list(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
         if parts:
@@ -95,7 +95,7 @@ class Speller:
 
 
 class _Source:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 

@@ -1,7 +1,7 @@
 """The compiling process: grammars in, verdicts out, one line each.
 
-`worker_client` starts it and may kill it. Its memory is limited once the vocabulary is read, and its processor time for
-each grammar. A grammar that exceeds them kills this process and harms nothing else of the engine.
+`worker_client` starts it and may kill it. Its memory is limited once the vocabulary is read, and its CPU time for each
+grammar. A grammar that exceeds a limit kills this process and harms no other part of the engine.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from penstock.workers.child import address_space, limit_time, serve_orders
 __all__ = ["MEMORY_BYTES", "SEARCHES", "SEARCH_CPU_SECONDS", "judge", "main"]
 
 SEARCH_CPU_SECONDS = 8
-"""For the search for the fewest tokens, made only if a grammar compiled and the document found first does not fit."""
+"""For the search for the fewest tokens, which runs only if the first search finds no document, or none that fits."""
 MEMORY_BYTES = 512 * 1024 * 1024
-"""Beyond what the process needs for its vocabulary."""
+"""Address space beyond what the process needs for its vocabulary."""
 SEARCHES = 2000
-"""States that the search for a short document may open."""
+"""States that a breadth-first search for a short document may expand."""
 TIGHT_SEARCHES = 12
-"""States that the search for the shortest document may open to end one of its own."""
+"""States that the search for the shortest document may expand to complete one of its own states."""
 MOST_TOKENS = 1000
-"""Of a document that no other search has found."""
+"""A document must have fewer tokens than this if no other search has found one."""
 LEAST_SIZE, SOURCE_SIZE = 140_000, 70
-"""Bytes of memory that any compiled grammar takes, and each character of it more: what 200 schemas took. A process
-that has compiled another has memory to compile the next in, so its address space alone says too little."""
+"""Least memory, in bytes, that a compiled grammar is taken to use: a constant plus an amount per character of source,
+measured on 200 schemas. The growth of the address space says too little, because a process reuses freed memory."""
 WALKS, WALK_TOKENS = 4, 30
-"""Random beginnings of answers, and tokens of each, by which it is seen whether a grammar can be followed."""
+"""How many random prefixes of answers, and how many tokens of each, test whether a grammar can be followed."""
 WALK_CPU_SECONDS = 0.5
 
 
 def main() -> None:
-    """Serve standard input until it ends."""
+    """Serve standard input until its end."""
     serve_orders(_begin, MEMORY_BYTES)
 
 
 def _begin(hello: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What judges the grammars of a vocabulary."""
+    """The function that judges grammars over the given vocabulary."""
     tokens = tuple(base64.b64decode(token) for token in hello["tokens"])
     try:
         speller = Speller(Vocabulary(tokens, tuple(hello["special"]), tuple(hello["eos"])))
@@ -76,7 +76,7 @@ def judge(
     Args:
         grammar: what a caller sent.
         speller: the vocabulary.
-        tight: look for the document with the fewest tokens, which takes longer.
+        tight: look for the document with the fewest tokens, which takes longer; done too if no document was found.
         more_time: called before that longer search begins.
     """
     before = address_space()
@@ -99,7 +99,7 @@ def judge(
 
 
 def _shortest(grammar: Grammar, matcher: LLMatcher, speller: Speller, known: Ending | None) -> Ending | None:
-    """The document with the fewest tokens where `fewest` can read the grammar, else the shortest that is found.
+    """The document with the fewest tokens if `fewest` can read the grammar, else the shortest one found.
 
     Returns `known` if nothing shorter is found.
     """
@@ -126,10 +126,10 @@ def _is_document(matcher: LLMatcher, ids: tuple[int, ...]) -> bool:
 
 
 def _can_be_followed(matcher: LLMatcher, ids: tuple[int, ...], tokens: int) -> bool:
-    """Whether the library follows a grammar along a document, and along some beginnings that are drawn at random.
+    """Whether llguidance can follow a grammar along one document and along some random prefixes.
 
-    It has bounds of its own, which large grammars exceed anywhere: what it allowed it cannot take then, or it cannot
-    say what may come next. Random beginnings find those that do so in most answers.
+    llguidance has limits of its own, which a large grammar may exceed at any point: it then rejects a token that it
+    allowed, or cannot compute a mask. Random prefixes find the grammars that do so in most answers.
     """
     if not _follows(matcher.deep_copy(), iter(ids)):
         return False
@@ -148,7 +148,7 @@ def _follows(walker: LLMatcher, ids: Iterator[int]) -> bool:
 
 
 def _random_tokens(walker: LLMatcher, draw: random.Random, tokens: int) -> Iterator[int]:
-    """Each one of those that may come next where the walker stands then; ends where the document has ended."""
+    """Up to WALK_TOKENS tokens, each drawn from the walker's mask at that point; ends where the document ends."""
     for _ in range(WALK_TOKENS):
         if walker.is_stopped():
             return

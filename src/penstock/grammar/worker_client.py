@@ -1,4 +1,4 @@
-"""The engine's side of the compiling process: asks, and says what it means when the process exceeds its limits."""
+"""The engine's side of the compiling process: asks for verdicts, and turns exceeded limits into one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOO_COSTLY = Verdict(error="the grammar takes too much time or memory to compile
 class WorkerClient:
     """Has grammars judged, by as many processes as threads ask at once.
 
-    A process that ends by its limits while it judges tells something of the grammar. One that was killed, or did not
-    answer in time although its processor time is limited, does not.
+    A process that exceeds its limits proves the grammar too costly. One that was killed, or did not answer in time
+    although its CPU time is limited, proves nothing about it.
     """
 
     def __init__(self, vocabulary: Vocabulary, wall_seconds: float = WALL_SECONDS) -> None:
@@ -31,14 +31,14 @@ class WorkerClient:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the processes there are."""
+        """Ids of the current processes."""
         return self._pool.pids
 
     def judge(self, grammar: Grammar, tight: bool = False) -> Verdict:
-        """What the process says (see `worker.judge`); that it is too costly, if it exceeds the process's limits.
+        """The process's verdict (see `worker.judge`); `TOO_COSTLY` if the grammar exceeds the process's limits.
 
         Raises:
-            Unavailable: processes were killed, or too slow on a busy machine, again and again.
+            Unavailable: two processes in a row were killed, or too slow on a busy machine; or none can be started.
         """
         order = {"kind": grammar.kind, "source": grammar.source, "tight": tight}
         try:

@@ -1,9 +1,8 @@
 """The language of chat templates: Jinja with the settings and functions that templates are written for.
 
 These are the ones that transformers documents: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain
-`tojson`, `generation` blocks; no attribute outside the sandbox. How long a template computes and how much memory it
-takes is not bounded here: operators, methods and filters can build a huge value in too many ways. The process's limits
-do that.
+`tojson`, `generation` blocks; no attribute outside the sandbox. CPU time and memory are not bounded here, because
+operators, methods and filters can build a huge value in too many ways: the process's limits bound them.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["CannotCompile", "CannotRender", "Template"]
 
-_MOST_WORDS = 400  # a template may put whole messages into its complaint
+_MOST_WORDS = 400  # in characters: a template may put whole messages into its complaint
 
-# What a template that meets a conversation it was not written for raises, beside Jinja's own errors.
+# Besides Jinja's own errors, what a template raises for a conversation it was not written for.
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 
 
 class CannotCompile(Exception):
-    """The source is no template; says which line."""
+    """The source is not a valid template; says in which line, unless it is nested too deeply."""
 
 
 class CannotRender(Exception):
-    """The template refuses what it was given, in its own words, or fails."""
+    """The template refuses what it was given, in its own words, or fails, or writes too much."""
 
 
 class Template:
@@ -66,12 +65,12 @@ class Template:
         """What the template writes.
 
         Args:
-            given: its variables.
+            given: the template's variables.
             most_chars: how much it may write.
-            now: the time that it is told.
+            now: the time that `strftime_now` tells.
 
         Raises:
-            CannotRender: it refuses, fails, or writes more.
+            CannotRender: the template refuses, fails, or writes more.
         """
         self._now = now
         pieces, size = [], 0

@@ -1,7 +1,7 @@
 """Has chat templates compiled and rendered in worker processes.
 
-Decides what a rendering may take: processor time for what the model's authors wrote, and more in proportion to what
-the caller sent. A process has one `Renderer`, whatever models it serves: a worker knows no model.
+Sets what a rendering may take: a fixed CPU time for the template of the model's authors, and more in proportion to what
+the caller sent. A process has one `Renderer` for all models that it serves, because a worker knows no model.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from penstock.workers import Budget, Exceeded, Turns, WorkerPool
 __all__ = ["COMPILE_SECONDS", "MEMORY_BYTES", "Renderer", "TemplateFault", "TemplateRefusal", "shared_renderer"]
 
 MEMORY_BYTES = 256 * 1024 * 1024
-"""Beyond what a worker needs for itself."""
+"""Address space beyond what a worker needs for itself."""
 COMPILE_SECONDS = 2.0
-"""Of processor time, to compile a template; before each rendering too, for a worker that was started anew."""
+"""CPU time to compile a template; before each rendering too, because a new worker has compiled none."""
 SECONDS = 0.25
-"""Of processor time for a rendering; usual ones take a thousandth of that."""
+"""CPU time for a rendering; usual ones take a thousandth of that."""
 SECONDS_PER_CHAR = 0.25e-6
-"""And for each character that may be written, which grow with what the caller sent."""
+"""CPU time added for each character that may be written; their number grows with what the caller sent."""
 WALL_SECONDS = 20.0
-"""Until an answer must have come, on a machine that has other things to do."""
+"""How long to wait for an answer, on a machine that has other things to do."""
 PROCESSES = 4
 PROCESSES_OF_A_KEY = 2
 MOST_WAITING, MOST_WAITING_OF_A_KEY = 64, 24
 WAIT_SECONDS = 15.0
-"""Workers go last where processors are few: a quarter of a second of theirs may be seconds there."""
+"""How long a request waits for its turn. Workers have low priority: with few CPUs, a quarter of a second of their CPU
+time may take seconds."""
 RETRY_SECONDS = 1
 
 
 class TemplateFault(Exception):
-    """The template cannot be compiled: says why, and in which line."""
+    """The template cannot be compiled: says why and, for an error of syntax, in which line."""
 
 
 class TemplateRefusal(Exception):
     """The template does not render what it was given: says why, in its own words where it has any.
 
     Attributes:
-        too_costly: it takes more time or memory than it may.
+        too_costly: whether it takes more time or memory than it may.
     """
 
     def __init__(self, message: str, *, too_costly: bool = False) -> None:
@@ -66,19 +67,19 @@ class Renderer:
         )
 
     def start(self) -> None:
-        """Have a worker at hand when it is needed; does not wait for it."""
+        """Start a worker if none is idle; does not wait for it."""
         self._pool.start()
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the workers there are."""
+        """Ids of the workers' processes."""
         return self._pool.pids
 
     def declared(self, source: str) -> frozenset[str]:
         """The variables that a template reads from its caller.
 
         Raises:
-            TemplateFault: it is not valid, or too costly to compile.
+            TemplateFault: the template is not valid, or too costly to compile.
             Overloaded, Unavailable: as for `render`.
         """
         try:
@@ -93,16 +94,16 @@ class Renderer:
         """What a template writes.
 
         Args:
-            source: of a template that `declared` has taken.
-            given: its variables, JSON values.
+            source: the source of a template that `declared` has accepted.
+            given: the template's variables, JSON values.
             most_chars: how much it may write.
-            now: the time that it is told.
-            key: on whose behalf.
+            now: the time that `strftime_now` tells.
+            key: the tenant on whose behalf; "" for none.
 
         Raises:
-            TemplateRefusal: it refuses, fails, or takes or writes more than it may.
-            Overloaded: too many wait.
-            Unavailable: workers were killed again and again.
+            TemplateRefusal: the template refuses, fails, or takes or writes more than it may.
+            Overloaded: too many wait, or the wait took too long.
+            Unavailable: two workers were lost, or none can be started.
         """
         seconds = SECONDS + SECONDS_PER_CHAR * most_chars
         order = {

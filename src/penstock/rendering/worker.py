@@ -1,7 +1,7 @@
 """The rendering process: `python -m penstock.rendering.worker`, started by `Renderer`.
 
-An order names its template by its source, so that any worker can carry out any order; the last few are kept compiled.
-Compiling has a budget of its own: a worker that was started anew does it again.
+An order contains its template's source, so that any worker can carry out any order; the last few templates are kept
+compiled. Compiling has a budget of its own, because a new worker has to do it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT = 8
 
 
 def main() -> None:
-    """Serve standard input until it ends."""
+    """Serve standard input until its end."""
     serve_orders(lambda _: _answer, MEMORY_BYTES)
 
 

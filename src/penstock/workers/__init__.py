@@ -1,6 +1,6 @@
 """Work that may have to be killed: processes that answer orders within a budget, and turns for those who wait for one.
 
-A worker's program calls `child.serve_orders`; whoever orders has a `WorkerPool`. Knows neither grammars nor templates.
+A worker's program calls `child.serve_orders`; its clients use a `WorkerPool`. Knows neither grammars nor templates.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The worker's side: takes orders until nobody is there to give any, and holds itself to its budgets.
+"""The worker's side: answers orders until its owner is gone, and keeps to its budgets.
 
-The system enforces them, so that no C code between two bytecodes can put them off: a timer of processor time kills the
-process, and memory beyond the limit is not given. What ends this process says nothing of the engine's.
+The operating system enforces the budgets, so that no long call of C code can evade them: a CPU timer kills the process,
+and memory beyond the limit is refused. The end of this process does not affect the engine's.
 
-A line each: first what the worker begins with, as JSON; then orders, each the seconds of processor time that it may
-take, a space, and JSON. An answer is a line of JSON.
+Messages are one line each: first what the worker begins with, as JSON; then orders, each the seconds of CPU time that
+it may take, a space, and JSON. An answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.thread_turns import NICENESS
 __all__ = ["OUT_OF_MEMORY", "address_space", "limit_time", "serve_orders"]
 
 OUT_OF_MEMORY = 70
-"""Exit status of a worker that was not given the memory it asked for."""
+"""Exit status of a worker that was refused memory."""
 
 
 def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int) -> None:
-    """Answer what comes on standard input, until it ends.
+    """Answer orders from standard input until its end.
 
     Args:
-        begin: makes of the first line what answers the others.
-        memory_bytes: address space that answering may take, beyond what there is once `begin` is done.
+        begin: takes the value of the first line and returns the function that answers orders.
+        memory_bytes: address space that answering may take beyond what is in use once `begin` has returned.
     """
     threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
     os.nice(NICENESS)
@@ -52,12 +52,12 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
 
 
 def limit_time(seconds: float) -> None:
-    """Have this process killed (SIGPROF) when it has used so many more seconds of processor time; 0 for no limit."""
+    """Have this process killed (SIGPROF) when it has used `seconds` more of CPU time; 0 for no limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def address_space() -> int:
-    """Bytes of this process's address space; 0 where the system does not tell."""
+    """Bytes of this process's address space; 0 if the system does not report it."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
 
@@ -84,7 +84,7 @@ def _lower_session() -> None:
     while True:
         try:
             Path("/proc/self/autogroup").write_text(str(NICENESS))
-        except BlockingIOError:  # an ordinary user may change one in a tenth of a second, and workers start together
+        except BlockingIOError:  # unprivileged users may change one per 0.1 s, and workers start together
             time.sleep(0.1)
         except OSError:  # this system does not share by session, or does not allow the change
             return
@@ -93,8 +93,8 @@ def _lower_session() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the other end of its connection is closed: it may be at work for long."""
+    """End this process when its owner closes the connection, even in the middle of a long order."""
     poller = select.poll()
-    poller.register(sys.stdin.fileno(), 0)  # errors and hang-ups are always told
+    poller.register(sys.stdin.fileno(), 0)  # errors and hang-ups are always reported
     poller.poll()
     os._exit(0)

@@ -18,13 +18,13 @@ TRIES = 2
 
 
 class WorkerPool:
-    """Has orders answered. Safe to call from several threads; as many processes run as ask at once: see `Turns`.
+    """Has orders answered. Safe to call from several threads; as many processes run as threads ask: see `Turns`.
 
     Args:
         what: what the workers do, for errors: "compiles grammars".
-        program: what the Python interpreter is to run.
+        program: arguments of the Python interpreter.
         hello: a JSON value for each worker's `begin`.
-        wall_seconds: a last resort: an order's processor time is limited, but a stopped process uses none.
+        wall_seconds: time limit per order, a last resort: its CPU time is limited, but a stopped process uses none.
     """
 
     def __init__(self, what: str, program: Sequence[str], hello: Any = None, *, wall_seconds: float) -> None:
@@ -32,7 +32,7 @@ class WorkerPool:
         self._program = tuple(program)
         self._hello = json.dumps(hello).encode() + b"\n"
         self._wall_seconds = wall_seconds
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards what follows
         self._idle: list[WorkerProcess] = []
         self._workers: set[WorkerProcess] = set()
         self._closed = False
@@ -41,24 +41,24 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the processes there are."""
+        """Ids of the current processes."""
         with self._lock:
             return tuple(sorted(worker.pid for worker in self._workers))
 
     def start(self) -> None:
-        """Have a worker at hand when it is needed; does not wait for it."""
+        """Start a worker if none is idle; does not wait for it."""
         with self._lock:
             if not self._idle and not self._closed:
                 self._idle.append(self._new())
 
     def ask(self, order: Any, seconds: float) -> Any:
-        """The answer to an order, both JSON values, within `seconds` of processor time.
+        """The answer to an order, both JSON values, within `seconds` of CPU time.
 
-        An order whose worker is lost is given to another.
+        An order whose worker is lost is given to another one, once.
 
         Raises:
-            Exceeded: it takes more time or memory than it may.
-            Unavailable: workers were killed, or too slow on a busy machine, again and again; or none can be started.
+            Exceeded: the order takes more time or memory than it may.
+            Unavailable: two workers were killed, or too slow on a busy machine; none can be started; or it is closed.
         """
         line = json.dumps(order).encode()
         for _ in range(TRIES):
@@ -84,7 +84,7 @@ class WorkerPool:
         with self._lock:
             self._closed = True
             for worker in self._workers - set(self._idle):
-                worker.kill()  # who asks it lets go of it
+                worker.kill()  # the thread that asks it lets go of it
             while self._idle:
                 self._let_go(self._idle.pop())
 
@@ -92,7 +92,7 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise Unavailable("The engine is being closed.")
-            if self._owner != os.getpid():  # a fork: these workers are another's, whose answers would come here
+            if self._owner != os.getpid():  # a fork: these workers are the parent's, whose answers would come here
                 self._owner = os.getpid()
                 self._idle.clear()
                 self._workers.clear()

@@ -16,23 +16,23 @@ from penstock.workers.child import OUT_OF_MEMORY
 __all__ = ["Budget", "Exceeded", "Lost", "WorkerProcess"]
 
 ENDING_SECONDS = 1.0
-"""Between the end of a process's output and its own."""
+"""How long a process may take to end after its output has ended."""
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-"""By somebody else, or by the system for want of memory; a worker's own limits end it otherwise."""
+"""Statuses of a worker killed from outside, or by the system when memory runs out; its own limits end it otherwise."""
 _READ_BYTES = 1 << 16
 
 
 class Budget(StrEnum):
-    """What an order may use so much of."""
+    """A budget that an order has exceeded."""
 
     TIME = "time"
     MEMORY = "memory"
     UNKNOWN = "unknown"
-    """A crash: of the stack, or of a library that is out of memory."""
+    """A crash: the stack overflowed, or a library ran out of memory."""
 
 
 class Exceeded(Exception):
-    """The order took more than it may, and the worker ended by it: asked again, it would do the same."""
+    """The order exceeded a budget, which ended the worker; a second try would do the same."""
 
     def __init__(self, budget: Budget) -> None:
         super().__init__(budget)
@@ -40,14 +40,14 @@ class Exceeded(Exception):
 
 
 class Lost(Exception):
-    """Somebody killed the worker, or it does not answer though its processor time is limited: no fault of the order."""
+    """The worker was killed from outside, or does not answer though its CPU time is limited: no fault of the order."""
 
 
 class WorkerProcess:
-    """A running worker. One thread at a time; whoever gets an exception from it closes it.
+    """A running worker. Used by one thread at a time, which must close it after an exception.
 
     Args:
-        program: what the Python interpreter is to run: `("-m", "a.module")`.
+        program: arguments of the Python interpreter: `("-m", "a.module")`.
         hello: the first line, for the worker's `begin`.
 
     Raises:
@@ -62,7 +62,7 @@ class WorkerProcess:
             except BaseException:
                 self._stream.close()
                 raise
-        self._unsent = hello  # sent with the first order: nobody waits until the process has started
+        self._unsent = hello  # sent with the first order, so that nobody waits for the start
 
     @property
     def pid(self) -> int:
@@ -79,11 +79,11 @@ class WorkerProcess:
 
         Args:
             order: JSON without line breaks.
-            seconds: of processor time that it may take.
-            wall_seconds: until when an answer must have come, on a machine that has other things to do.
+            seconds: CPU time that it may take.
+            wall_seconds: how long to wait for the answer, on a machine that has other things to do.
 
         Raises:
-            Exceeded: it takes more time or memory than it may.
+            Exceeded: the order takes more time or memory than it may.
             Lost: the worker was killed, or is far too slow.
         """
         deadline = time.monotonic() + wall_seconds
@@ -92,7 +92,7 @@ class WorkerProcess:
             self._stream.sendall(self._unsent + f"{seconds} ".encode() + order + b"\n")
             self._unsent = b""
             answer = self._receive(deadline)
-        except OSError:  # nobody is there, or too slow
+        except OSError:  # the worker is gone, or too slow
             answer = b""
         if answer.endswith(b"\n"):
             return answer
@@ -103,13 +103,13 @@ class WorkerProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """End the process and let go of it."""
+        """End the process and release its resources."""
         self._process.kill()
         self._process.wait()
         self._stream.close()
 
     def _receive(self, deadline: float) -> bytes:
-        """A line, or what came of it until the process ended."""
+        """One line, or the part of it that came before the process ended."""
         parts: list[bytes] = []
         while not parts or not parts[-1].endswith(b"\n"):
             self._wait_until(deadline)
@@ -139,6 +139,6 @@ def _started(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[
         stdout=stream.fileno(),
         stderr=subprocess.DEVNULL,  # a panic's report; the exit status says what the owner needs
         start_new_session=True,  # a terminal's Ctrl-C is meant for us
-        # An arena for each thread would be 64 MiB of the address space that is limited.
+        # An arena for each thread would take 64 MiB of the limited address space.
         env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )

@@ -1,7 +1,7 @@
-"""Who is next: a bounded queue in front of a few places, fair between keys.
+"""Whose turn is next: a bounded queue in front of a few places, fair between keys.
 
-Each key's own come in the order of their arrival; among keys the places go round. A key that waits for much delays
-another by what it has under way, not by what it has in the queue.
+First come, first served within a key; round robin between keys. A key with many requests delays another by those under
+way, not by those in the queue.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Gives turns to threads. The empty key is everybody where there are no keys: then only the whole bounds hold.
+    """Gives turns to threads. The empty key is for servers without keys: only the total limits apply to it.
 
     Args:
         what: what the turns are for, in the plural, for refusals.
         places: how many may have a turn at once.
         most_waiting: how many may wait.
-        key_places: likewise of one key, so that some are left for others.
-        key_waiting: likewise of one key.
-        wait_seconds: how long anybody waits.
-        retry_after: seconds after which those refused may come again.
+        key_places: how many of one key may have a turn at once, so that places are left for others.
+        key_waiting: how many of one key may wait.
+        wait_seconds: how long a thread waits at most.
+        retry_after: seconds after which a refused caller may try again.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Turns:
         self._key_waiting = key_waiting
         self._wait_seconds = wait_seconds
         self._retry_after = retry_after
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards all that follows
         self._under_way: Counter[str] = Counter()
         self._queues: OrderedDict[str, deque[threading.Event]] = OrderedDict()  # the key whose turn it is comes first
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many threads wait."""
         with self._lock:
             return self._waiting()
 
@@ -62,7 +62,7 @@ class Turns:
         """Wait for a turn, and have it until the block ends.
 
         Raises:
-            Overloaded: too many wait already, of all or of this key; or it took too long.
+            Overloaded: too many wait already, in total or of this key; or the wait took too long.
         """
         self._enter(key)
         try:
@@ -87,7 +87,7 @@ class Turns:
                     raise self._refusal("wait")
 
     def _queue(self, key: str) -> threading.Event:
-        """Wait in line, or have a turn at once; for whoever holds the lock, as all below."""
+        """Join the queue, or have a turn at once. To be called under the lock, as all methods below."""
         granted = threading.Event()
         self._queues.setdefault(key, deque()).append(granted)
         self._grant()
@@ -117,7 +117,7 @@ class Turns:
         self._grant()
 
     def _withdraw(self, key: str, granted: threading.Event) -> bool:
-        """Whether it waited still."""
+        """Leave the queue; False if the turn was granted already."""
         if granted.is_set():
             return False
         self._queues[key].remove(granted)

@@ -24,13 +24,13 @@ class Expression:
         anywhere: whether it may match a part of the text, as in JSON Schema; else it must match all of it.
 
     Raises:
-        Unreadable: it uses syntax that is not read here, or is too large.
+        Unreadable: it uses unsupported syntax, or is too large.
     """
 
     def __init__(self, source: str, anywhere: bool) -> None:
         self._moves: list[list[tuple[int, int, int]]] = []
         self._skips: list[list[int]] = []
-        self._at_start: set[int] = set()  # states that are passed at the beginning of the text alone
+        self._at_start: set[int] = set()  # states passed only at the beginning of the text
         self._at_end: set[int] = set()
         self._memory: dict[tuple[Places, int], Places] = {}
         first = self.state()
@@ -41,7 +41,7 @@ class Expression:
         self.start = self._closed([first], self._at_start)
 
     def after(self, places: Places, character: int) -> Places:
-        """Where it may be after one more character; nowhere, if that does not match."""
+        """The possible places after one more character; empty if nothing can match any more."""
         known = self._memory.get((places, character))
         if known is None:
             hits = (to for place in places for low, high, to in self._moves[place] if low <= character <= high)
@@ -54,12 +54,12 @@ class Expression:
 
     @property
     def cuts(self) -> frozenset[int]:
-        """Characters that may be unlike the one before them; between two of these, all are alike."""
+        """Code points that may behave unlike the one before; from one cut up to the next, all behave alike."""
         moves = [move for moves in self._moves for move in moves]
         return frozenset(low for low, _, _ in moves) | {high + 1 for _, high, _ in moves}
 
     def matches(self, text: str) -> bool:
-        """Whether it matches `text`."""
+        """Whether the expression matches `text`."""
         places = self.start
         for character in text:
             places = self.after(places, ord(character))
@@ -74,13 +74,13 @@ class Expression:
         return len(self._moves) - 1
 
     def move(self, at: int, ranges: Ranges) -> int:
-        """A new state behind one of some characters."""
+        """A new state, reached from `at` by any character in `ranges`."""
         to = self.state()
         self._moves[at] += [(low, high, to) for low, high in ranges]
         return to
 
     def skip(self, at: int, to: int) -> None:
-        """Let `to` be reached from `at` without a character."""
+        """Let `to` be reached from `at` without reading a character."""
         self._skips[at].append(to)
 
     def anchor(self, at: int, to_start: bool) -> int:
@@ -97,7 +97,7 @@ class Expression:
         return to
 
     def _closed(self, states: Iterable[int], passed: Iterable[int]) -> Places:
-        """All that is reached without a character; of the anchors, those that are `passed`."""
+        """The useful states reached without reading a character, through no anchors but those in `passed`."""
         found: set[int] = set()
         waiting = list(states)
         while waiting:
@@ -111,7 +111,7 @@ class Expression:
         return frozenset(found & self._useful)
 
     def _leading_to_the_end(self) -> set[int]:
-        """The states from which a text that has begun can match: no anchor at its beginning is passed then."""
+        """The states from which a text that has begun can still match; it passes no start anchor any more."""
         before: list[list[int]] = [[] for _ in self._moves]
         for state, moves in enumerate(self._moves):
             passed = () if state in self._at_start else self._skips[state]

@@ -1,6 +1,6 @@
 """Parser of regular expressions: Thompson's construction into an automaton that the caller owns.
 
-Reads the syntax that JSON Schema and Rust's regex share, with classes in ASCII. Everything else is `Unreadable`, never
+Reads the syntax that JSON Schema and Rust's regex share, with ASCII classes. Everything else is `Unreadable`, never
 guessed at.
 """
 
@@ -25,7 +25,7 @@ _PROPERTIES = {
     "N": ((0x30, 0x39),),
     "Nd": ((0x30, 0x39),),
 }
-"""The members in ASCII: fewer than there are, so that what is found is right, and hardly ever is one shorter."""
+"""The ASCII members only, so that what is found is right, and a document with others would hardly ever be shorter."""
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|s?:))?")
@@ -36,27 +36,27 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Unreadable(Exception):
-    """The grammar uses something that this package does not read. It may be a good grammar all the same."""
+    """The grammar uses something that this package does not support. It may be valid all the same."""
 
 
 class Building(Protocol):
-    """An automaton in the making."""
+    """An automaton under construction."""
 
     def state(self) -> int:
         """A new state."""
 
     def move(self, at: int, ranges: Ranges) -> int:
-        """A new state behind one of some characters."""
+        """A new state, reached from `at` by any character in `ranges`."""
 
     def skip(self, at: int, to: int) -> None:
-        """Let `to` be reached from `at` without a character."""
+        """Let `to` be reached from `at` without reading a character."""
 
     def anchor(self, at: int, to_start: bool) -> int:
         """A new state that is passed only at the beginning of the text, or only at its end."""
 
 
 class Reader:
-    """Where in the source the reading is; builds into an automaton."""
+    """Parses an expression from left to right and builds it into an automaton."""
 
     def __init__(self, source: str, into: Building) -> None:
         self._source = source
@@ -64,7 +64,7 @@ class Reader:
         self._at = self._depth = 0
 
     def whole(self, at: int) -> int:
-        """The state behind the whole expression, read from the state `at`."""
+        """Read the whole expression from state `at` on; returns the state after it."""
         end = self._alternatives(at)
         if self._at != len(self._source):
             raise Unreadable("a parenthesis too many")
@@ -104,14 +104,14 @@ class Reader:
         return last
 
     def _copy(self, at: int, begin: int) -> tuple[int, int]:
-        """The atom that begins there in the source: the states before and behind it."""
+        """Read the atom at source index `begin` from state `at` on; returns the states before and after it."""
         self._at = begin
         entry = self._into.state()  # a loop must not lead back into what was before
         self._into.skip(at, entry)
         return entry, self._atom(entry)
 
     def _counts(self) -> tuple[int, int | None]:
-        """How often the atom before may come; (1, 1) where nothing is said."""
+        """How often the preceding atom may come, at least and at most (None: no limit); (1, 1) without a quantifier."""
         mark = self._source[self._at : self._at + 1]
         if mark and mark in "*+?":
             self._at += 1
@@ -122,7 +122,7 @@ class Reader:
             counts = (least, most if found[2] else least)
         else:
             return 1, 1
-        self._taken("?")  # lazy: the same texts
+        self._taken("?")  # lazy quantifiers match the same texts
         if self._source[self._at : self._at + 1] in ("*", "+", "?", "{"):
             raise Unreadable("a repetition of a repetition")
         return counts
@@ -219,7 +219,7 @@ class Reader:
 
 
 def _others(ranges: Ranges) -> Ranges:
-    """All characters but some."""
+    """All characters outside `ranges`."""
     found, low = [], 0
     for first, last in sorted(ranges):
         if low < first:

@@ -1,4 +1,4 @@
-"""The formats of strings in a JSON schema, as regular expressions: those that llguidance has, from their standards."""
+"""String formats of JSON Schema as regular expressions: those that llguidance supports, from their standards."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ FORMATS = {
     "uri": f"[a-zA-Z][a-zA-Z0-9+.-]*:(//{_PATH}*)?(/?{_PATH}+(/{_PATH}*)*|/?)([?]({_PATH}|[/?])*)?(#({_PATH}|[/?])*)?",
     "uuid": f"{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}",
 }
-"""From RFC 3339 (durations: its appendix A), 5321, 1123, 2673, 4291, 3986 and 4122; labels of hosts of any length."""
+"""From RFC 3339 (durations: its appendix A), 5321, 1123, 2673, 4291, 3986 and 4122; host labels may have any length."""

@@ -1,7 +1,7 @@
 """The smallest pieces of documents, as automata over bytes: literal text, spaces, strings that meet conditions.
 
-Each is a set of pure functions: `start`, then `after` each byte, None where that byte cannot come. JSON as in RFC 8259;
-where it allows several spellings, a lexeme accepts those that llguidance does, or fewer.
+Each is a set of pure functions: `start`, then `after` each byte, which is None if that byte is not allowed. JSON is as
+in RFC 8259; of several spellings that it allows, a lexeme accepts those that llguidance does, or fewer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ __all__ = ["Condition", "Lexeme", "Matching", "Quoted", "Spaces", "Text", "Unlik
 
 
 class Lexeme(Protocol):
-    """A piece. Its states are values; they mean something to it alone."""
+    """A terminal piece. Its states are values that only the lexeme itself interprets."""
 
     start: Any
 
     def after(self, state: Any, byte: int) -> Any:
-        """The state behind one more byte; None if it cannot come."""
+        """The state after one more byte; None if the byte is not allowed."""
 
     def accepts(self, state: Any) -> bool:
         """Whether the piece may end here."""
 
     def candidates(self, state: Any) -> Iterable[int]:
-        """The bytes that may come, and maybe others."""
+        """The bytes that are allowed next, and maybe others."""
 
     def kin(self, state: Any) -> tuple[Any, int]:
-        """A name for states of which one can do all that another can, if its number is not the smaller one."""
+        """A group and a rank: within a group, a state can do all that states of lower or equal rank can."""
 
 
 class Text:
@@ -43,7 +43,7 @@ class Text:
         self._text = text
 
     def after(self, state: int, byte: int) -> int | None:
-        """See `Lexeme`. A state is a count of bytes."""
+        """See `Lexeme`. A state is the number of bytes read."""
         return state + 1 if state < len(self._text) and self._text[state] == byte else None
 
     def candidates(self, state: int) -> Iterable[int]:
@@ -82,23 +82,23 @@ class Spaces:
 
 
 class Condition(Protocol):
-    """What the text of a string must be like, character by character."""
+    """A condition on the text of a string, checked character by character."""
 
     start: Any
 
     @property
     def cuts(self) -> frozenset[int]:
-        """Characters that may be unlike the one before them; from one of these to the next, all are alike."""
+        """Code points that may behave unlike the one before; from one cut up to the next, all behave alike."""
 
     def after(self, place: Any, character: int) -> Any:
-        """The place behind one more character; something false where no text that goes on so can do."""
+        """The place after one more character; falsy if no text that goes on from there meets the condition."""
 
     def accepts(self, place: Any) -> bool:
         """Whether the text may end here."""
 
 
 class Unlike:
-    """The text is none of some names, and no expression matches it."""
+    """The text is none of `names`, and none of `expressions` matches it."""
 
     def __init__(self, names: Iterable[str], expressions: Sequence[Expression]) -> None:
         self._names = frozenset(names)
@@ -128,13 +128,13 @@ class Unlike:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """Where in a text.
+    """A state within a text.
 
     Attributes:
-        places: in each condition.
-        count: characters, as far as they matter.
-        begun: the bytes of a character or an escape that is begun.
-        left: bytes that complete a character of which it is known already what it is like: like `character`.
+        places: the place in each condition.
+        count: how many characters are written, up to the number from which on more make no difference.
+        begun: the bytes written of an unfinished character or escape.
+        left: how many bytes are missing of a character that is known already to behave like `character`.
         closed: whether the closing quote is written.
     """
 
@@ -157,11 +157,11 @@ _ESCAPE_HEADS = sorted({escape[:size] for escape in _ESCAPES for size in range(1
 
 
 _COUNTED = 64
-"""A text that may be so much longer than it must be counts as one of any length: that is hardly ever the shortest."""
+"""A text whose maximum exceeds its minimum by this much counts as unbounded: the shortest hardly ever gets so long."""
 
 
 class Matching:
-    """A text without quotes that meets all conditions."""
+    """An unquoted text that meets all conditions, of `least` to `most` characters."""
 
     def __init__(self, conditions: Sequence[Condition], least: int = 0, most: int | None = None) -> None:
         self._conditions = conditions
@@ -170,7 +170,7 @@ class Matching:
         self._cap = least if self._most is None else self._most
         self._cuts = sorted(frozenset({0}).union(*(one.cuts for one in conditions)))
         self._read: dict[bytes, int | None] = {}
-        self._heads: set[bytes] = set()  # of characters that are not all alike
+        self._heads: set[bytes] = set()  # first bytes of characters that do not all behave alike
         self.start = _Writing(tuple(one.start for one in conditions))
 
     def after(self, state: _Writing, byte: int) -> _Writing | None:
@@ -200,11 +200,11 @@ class Matching:
         return all(one.accepts(place) for one, place in zip(self._conditions, state.places, strict=True))
 
     def kin(self, state: _Writing) -> tuple[Any, int]:
-        """See `Lexeme`. Where nothing is too long, more characters are as good as fewer."""
+        """See `Lexeme`. Without a maximum, more characters are at least as good as fewer."""
         return (replace(state, count=0), state.count) if self._most is None else (state, 0)
 
     def _alike(self, begun: bytes) -> int | None:
-        """The first character of the kind of those that begin so; None if they are not of one kind."""
+        """A character that all those with the first bytes `begun` behave like; None if they do not all behave alike."""
         if begun not in self._read:
             low, high = (_character(begun, last) for last in (b"\x80", b"\xbf"))
             first = bisect_right(self._cuts, -1 if low is None else low)
@@ -215,7 +215,7 @@ class Matching:
         return self._read[begun]
 
     def _behind(self, state: _Writing, character: int) -> _Writing | None:
-        """Behind one more character."""
+        """The state after one more character; None if it is not allowed."""
         if state.count == self._most:
             return None
         pairs = zip(self._conditions, state.places, strict=True)
@@ -229,7 +229,7 @@ class Quoted(Matching):
     def __init__(self, conditions: Sequence[Condition] = (), least: int = 0, most: int | None = None) -> None:
         super().__init__(conditions, least, most)
         self.start = replace(self.start, begun=b'"')
-        self._escaped_at: dict[bytes, list[int]] = {}  # behind the head of an escape, one character of each kind
+        self._escaped_at: dict[bytes, list[int]] = {}  # by head of an escape, one character of each kind
         for head in _ESCAPE_HEADS:
             codes = (code for escape, code in _ESCAPES.items() if escape.startswith(head))
             self._escaped_at[head] = sorted({self._cuts[bisect_right(self._cuts, code) - 1] for code in codes})
@@ -238,7 +238,7 @@ class Quoted(Matching):
         """See `Lexeme`."""
         if state.closed:
             return None
-        if state.begun == b'"':  # the opening one
+        if state.begun == b'"':  # the opening quote is missing
             return replace(state, begun=b"") if byte == 0x22 else None
         if state.begun.startswith(b"\\"):
             return self._escaped(state, byte)
@@ -267,12 +267,12 @@ class Quoted(Matching):
 
 
 def _size(begun: bytes) -> int:
-    """Bytes of a character of which the first are known (RFC 3629, section 3)."""
+    """Length in bytes of the UTF-8 character that begins with `begun` (RFC 3629, section 3)."""
     return 2 if begun[0] < 0xE0 else 3 if begun[0] < 0xF0 else 4
 
 
 def _character(begun: bytes, last: bytes) -> int | None:
-    """The character that begins so and goes on with `last` only; None if there is none."""
+    """The character that begins with `begun` and goes on with `last` only; None if there is none."""
     try:
         return ord((begun + last * (_size(begun) - len(begun))).decode())
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """JSON numbers within bounds, digit by digit: a `lexemes.Lexeme`.
 
-Whether a number is in a range or a multiple of a step is decided exactly, in decimal digits. Written as in RFC 8259; a
-number with bounds or a step takes no exponent, as in llguidance.
+Whether a number is in a range or a multiple of a step is decided exactly, in decimal digits. Numbers are written as in
+RFC 8259; integers, and numbers with bounds or a step, take no exponent, as in llguidance.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class _Part(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Figures:
-    """What of a number's beginning matters: as few facts as decide what it may become.
+    """The state of a number that is partly written: only the facts that decide what it may become.
 
     Attributes:
+        part: the part that was written last.
+        signs: per bound, the sign of the number's digits so far minus the bound's, both without their minus.
         negative: whether it has a minus.
-        whole: digits before the point, up to one more than a bound has.
-        decimals: digits behind it, likewise.
-        signs: of the difference to each bound, both without sign, as far as they are written.
+        whole: how many digits come before the point, up to one more than any bound has.
+        decimals: how many come after it, up to one more than any bound or the step has.
         zero: whether all digits are 0.
-        rest: of all digits as one number, divided by the step's.
+        rest: the remainder of all digits as one integer, divided by the step as an integer.
     """
 
     part: _Part
@@ -52,12 +53,12 @@ class _Figures:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An end of a range of numbers.
+    """One bound of a range of numbers.
 
     Attributes:
-        value: where it ends.
-        upward: whether larger numbers are in the range, or smaller ones.
-        is_open: whether `value` itself is not.
+        value: the bound.
+        upward: whether larger numbers are in the range; else smaller ones are.
+        is_open: whether `value` itself is excluded.
     """
 
     value: Decimal
@@ -71,16 +72,16 @@ class Bound:
 
     @property
     def decimals(self) -> str:
-        """The digits behind the point, without zeros at the end."""
+        """The digits after the point, without trailing zeros."""
         return f"{abs(self.value):f}".partition(".")[2].rstrip("0")
 
     def digit(self, at: int, behind_point: bool) -> int:
-        """The digit there; 0 behind the last."""
+        """The digit at index `at` before or after the point; 0 past the last."""
         digits = self.decimals if behind_point else self.whole
         return int(digits[at]) if at < len(digits) else 0
 
     def holds(self, figures: _Figures, sign: int) -> bool:
-        """Whether a number is on the right side, if its digits differ from the bound's with that `sign`."""
+        """Whether a number is within the bound; `sign` is that of its digits minus the bound's."""
         if figures.whole != len(self.whole):
             sign = 1 if figures.whole > len(self.whole) else -1
         elif sign == 0 and any(digit != "0" for digit in self.decimals[figures.decimals :]):
@@ -95,7 +96,7 @@ class Bound:
 
 
 class Number:
-    """A JSON number within bounds, a multiple of `step` if there is one; without decimals if it is `whole`."""
+    """A JSON number within bounds, a multiple of `step` if there is one, and an integer if it is `whole`."""
 
     def __init__(self, bounds: Sequence[Bound] = (), step: Decimal | None = None, whole: bool = False) -> None:
         self._bounds, self._whole = bounds, whole
@@ -132,7 +133,7 @@ class Number:
         """See `lexemes.Lexeme`."""
         if state.part not in (_Part.ZERO, _Part.WHOLE, _Part.DECIMALS):
             return state.part is _Part.POWER
-        if state.zero and state.negative and self._bounds:  # -0 is written where anything is
+        if state.zero and state.negative and self._bounds:  # -0 is allowed only without bounds
             return False
         left = 10 ** max(self._places - state.decimals, 0)
         is_multiple = state.rest * left % self._modulus == 0 if self._modulus else state.zero

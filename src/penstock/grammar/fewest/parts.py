@@ -1,4 +1,4 @@
-"""Parts: the nonterminals of a document. Each unfolds into one of several sequences of parts and lexemes."""
+"""Parts: the nonterminals of a document. Each expands into one of several sequences of parts and lexemes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMA, COLON = (SPACES, Text(b","), SPACES), (SPACES, Text(b":"), SPACES)
 
 
 def constant(value: Any) -> Iterator[Piece]:
-    """One value, with a space where JSON allows any."""
+    """The pieces of one value, with an optional space where JSON allows whitespace."""
     match value:
         case dict():
             yield Text(b"{")
@@ -59,5 +59,5 @@ def constant(value: Any) -> Iterator[Piece]:
 
 
 def text_of(value: Any) -> Text:
-    """A JSON value that is no array and no object, written as llguidance writes it."""
+    """A JSON value other than an array or object, written as llguidance writes it."""
     return Text(json.dumps(value, ensure_ascii=False).encode())

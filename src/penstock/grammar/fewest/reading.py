@@ -1,4 +1,4 @@
-"""From a grammar to the pieces that its documents are made of.
+"""Turns a grammar into the pieces that its documents are made of.
 
 Reads JSON schemas, choices and regular expressions; Lark and GBNF grammars are `Unreadable`. Knows no tokens.
 """
@@ -20,7 +20,7 @@ def parts_of(grammar: Grammar) -> tuple[Piece, ...]:
     """The pieces of the documents of a grammar that llguidance compiles.
 
     Raises:
-        Unreadable: the grammar uses what is not read here. Unfolding a part may raise it too.
+        Unreadable: the grammar uses something unsupported. Expanding a part may raise it too.
     """
     match grammar.kind:
         case GrammarKind.JSON:

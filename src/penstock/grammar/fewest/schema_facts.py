@@ -12,18 +12,18 @@ from penstock.grammar.fewest.numerals import Bound, Number
 __all__ = ["Schemas", "constants", "largest", "number_of", "smallest", "type_of", "types"]
 
 Schemas = tuple[Any, ...]
-"""All of them hold."""
+"""JSON schemas that all hold for the same value."""
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def largest(schemas: Schemas, keyword: str) -> int:
-    """The largest value of a keyword; 0 without any."""
+    """The largest value of a keyword; 0 if no schema has it."""
     return max((schema[keyword] for schema in schemas if keyword in schema), default=0)
 
 
 def smallest(schemas: Schemas, keyword: str) -> int | None:
-    """The smallest value of a keyword; None without any."""
+    """The smallest value of a keyword; None if no schema has it."""
     return min((schema[keyword] for schema in schemas if keyword in schema), default=None)
 
 
@@ -39,13 +39,13 @@ def types(schemas: Schemas) -> tuple[str, ...]:
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value; of one that is whole, "integer", if it is written so."""
+    """The type of a JSON value: "integer" if it is written as one, "number" for 1.0."""
     names = {bool: "boolean", type(None): "null", str: "string", list: "array", dict: "object", int: "integer"}
     return names.get(type(value), "number")
 
 
 def constants(schemas: Schemas) -> list[Any]:
-    """The values that all lists of values have."""
+    """The values that every `enum` and `const` allows; at least one schema must have one."""
     lists = [schema["enum"] for schema in schemas if "enum" in schema]
     lists += [[schema["const"]] for schema in schemas if "const" in schema]
     texts = [{json.dumps(value, sort_keys=True) for value in values} for values in lists]
@@ -53,7 +53,7 @@ def constants(schemas: Schemas) -> list[Any]:
 
 
 def number_of(schemas: Schemas, whole: bool) -> Number:
-    """A number within all bounds. Raises `Unreadable` if it is to be a multiple of more than one."""
+    """A number within all bounds. Raises `Unreadable` if the schemas have different values of `multipleOf`."""
     bounds = [
         Bound(
             Decimal(str(schema[keyword])), keyword in ("minimum", "exclusiveMinimum"), keyword.startswith("exclusive")

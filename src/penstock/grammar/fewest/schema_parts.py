@@ -1,7 +1,7 @@
-"""JSON schemas as parts, unfolded on demand, in the order of properties that llguidance follows.
+"""JSON schemas as parts, expanded on demand, in the order of properties that llguidance follows.
 
-Properties come in their order, then pattern properties, then additional ones; at most one space where JSON allows any.
-Recursion is cut at a fixed depth, since the shortest document needs hardly any.
+Declared properties come in their order, then pattern properties, then additional ones. At most one space is written
+where JSON allows whitespace. Recursion is cut at a fixed depth, because the shortest document needs hardly any.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["document_of"]
 
 Schema = dict[str, Any]
 Path = tuple[tuple[int, ...], ...]
-"""The values that one is inside of, the outermost first, each by the schemas that hold for it."""
+"""The values that enclose one, outermost first, each as the ids of the schemas that hold for it."""
 
 _MOST_WAYS = 1000
 _NESTED = 1
-"""How often a value may be inside one of the same schemas; the shortest document hardly needs that at all."""
+"""How often a value may be nested in one of the same schemas; the shortest document hardly ever needs that."""
 _MOST_REFERENCES = 32
-"""One behind the other, with nothing between."""
+"""Steps through `$ref`, `allOf`, `anyOf` and `oneOf` with no value in between; more of them count as a circle."""
 
 
 def document_of(schema: Any) -> Part:
-    """A value of the schema, which must be readable to llguidance.
+    """A document of `schema`, which llguidance must accept.
 
-    It raises `Unreadable` where it is unfolded, if something in it is not read.
+    Expanding the part raises `Unreadable` if the schema uses something unsupported.
     """
     return _Values(schema).of((schema,))
 
 
 class _Values:
-    """The values of a schema's parts, each made once."""
+    """The values of a root schema and its subschemas, each made once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class _Values:
         self.text = self.string(frozenset(), 0, None)
 
     def of(self, schemas: Schemas, path: Path = ()) -> _Value:
-        """A value for which all the schemas hold, each of which is a part of the root; `path` says inside of what."""
+        """A value for which all `schemas` hold, which are subschemas of the root; `path` has the enclosing values."""
         key = tuple(id(schema) for schema in schemas if schema is not True)
         if (path, key) not in self._made:
             schemas = schemas if path.count(key) <= _NESTED else (False,)
@@ -57,14 +57,14 @@ class _Values:
         return self._made[path, key]
 
     def expression(self, source: str, anywhere: bool) -> Expression:
-        """It, made once."""
+        """The expression, made once."""
         key = source, anywhere
         if key not in self._expressions:
             self._expressions[key] = Expression(source, anywhere)
         return self._expressions[key]
 
     def string(self, patterns: frozenset[tuple[str, bool]], least: int, most: int | None) -> Quoted:
-        """A string that all patterns match, each of them a part of it or all of it, made once."""
+        """A string of `least` to `most` characters that all `patterns` (source, anywhere) match, made once."""
         key = patterns, least, most
         if key not in self._strings:
             conditions = [self.expression(*pattern) for pattern in sorted(patterns)]
@@ -72,7 +72,10 @@ class _Values:
         return self._strings[key]
 
     def plain(self, schemas: Schemas, references: int = 0) -> list[Schemas]:
-        """The ways in which all can hold, each as schemas of which only what they say themselves is to be read."""
+        """The ways in which all `schemas` can hold, with references, `allOf` and unions resolved.
+
+        Each way is schemas of which only the other keywords are still to be read.
+        """
         ways: list[Schemas] = [()]
         for schema in schemas:
             ways = [(*way, *more) for way, more in product(ways, self._plain(schema, references))]
@@ -105,7 +108,7 @@ class _Values:
 
 
 class _Value(Part):
-    """A value for which some schemas hold."""
+    """A value for which all given schemas hold."""
 
     def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
         self._values = values
@@ -157,7 +160,7 @@ class _Value(Part):
 
 
 class _Array:
-    """The arrays for which some schemas hold."""
+    """The arrays for which all given schemas hold."""
 
     def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
         self._values = values
@@ -171,18 +174,18 @@ class _Array:
         self._made: dict[int, _Items] = {}
 
     def behind(self, count: int) -> _Items:
-        """What may come behind some items; behind many, the same always."""
+        """What may follow `count` items; always the same after the first `_cap`."""
         count = min(count, self._cap)
         return self._made.setdefault(count, _Items(self, count))
 
     def item(self, at: int) -> Part:
-        """The value there."""
+        """The value of the item at index `at`."""
         firsts = ((schema.get("prefixItems", ()), schema.get("items", True)) for schema in self._schemas)
         return self._values.of(tuple(first[at] if at < len(first) else items for first, items in firsts), self._path)
 
 
 class _Items(Part):
-    """The rest of an array behind some of its items and a space."""
+    """The rest of an array, after some of its items and an optional space."""
 
     def __init__(self, array: _Array, count: int) -> None:
         self._array = array
@@ -200,7 +203,7 @@ class _Items(Part):
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A member of objects; `further` is the place of the first that may come behind it."""
+    """A member that objects may have; `further` is the place of the first member that may follow it."""
 
     name: Lexeme
     value: Part
@@ -209,7 +212,7 @@ class _Member:
 
 
 class _Object:
-    """The objects for which some schemas hold."""
+    """The objects for which all given schemas hold."""
 
     def __init__(self, values: _Values, schemas: Schemas, path: Path) -> None:
         self._values = values
@@ -221,7 +224,7 @@ class _Object:
         self._made: dict[tuple[int, int], _Members] = {}
 
     def behind(self, place: int, count: int) -> _Members:
-        """What may come behind the first members' places, of which `count` were taken."""
+        """What may follow `count` members, where the next one is at `place` or later."""
         key = place, min(count, self._cap)
         return self._made.setdefault(key, _Members(self, *key))
 
@@ -247,7 +250,7 @@ class _Object:
         return self._values.of(tuple(schemas), self._path)
 
     def _schemas_of(self, name: str, schema: Schema) -> Iterator[Any]:
-        """What one schema says of a member."""
+        """The subschemas that one schema applies to the member `name`."""
         found = [schema["properties"][name]] if name in schema.get("properties", ()) else []
         for pattern, inner in schema.get("patternProperties", {}).items():
             if self._values.expression(pattern, anywhere=True).matches(name):
@@ -256,7 +259,7 @@ class _Object:
 
 
 class _Members(Part):
-    """The rest of an object, behind some of its members and a space."""
+    """The rest of an object, after some of its members and an optional space."""
 
     def __init__(self, owner: _Object, place: int, count: int) -> None:
         self._owner = owner

@@ -1,8 +1,8 @@
 """Breadth-first search for the fewest tokens, over sets of states.
 
 Each level is one token. The whole vocabulary is walked once per level, byte by byte, from all states of the level
-together, and a state counts only where it is first reached. So the first complete document has the fewest tokens of all
-that the pieces describe. Deterministic: the limit counts steps, not seconds.
+together, and a state counts only at the level that first reaches it. So the first complete document has the fewest
+tokens of all that the pieces describe. Deterministic: the limit counts steps, not seconds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["TooFar", "search_parts"]
 Item = TypeVar("Item")
 
 _MOST_STEPS = 8_000_000
-"""From one node of the trie to the next, or from one state to the next: some seconds."""
+"""A step goes from one node of the trie to the next, or from one state to the next. This many take some seconds."""
 _DONE = 0
 
 
 class TooFar(Exception):
-    """The search would take more steps than it is allowed."""
+    """The search exceeds its limit on steps."""
 
 
 def search_parts(parts: Iterable[Piece], trie: TokenTrie, most: int) -> tuple[int, ...] | None:
-    """Token ids of a document with the fewest tokens; None if it has `most` or more.
+    """Token ids of a document with the fewest tokens; None if none has fewer than `most`.
 
     Raises:
-        TooFar: it was not found in the steps that are allowed.
-        Unreadable: a part turned out, when unfolded, to use what is not read.
+        TooFar: none was found within the limit on steps.
+        Unreadable: a part, once expanded, turned out to use something unsupported.
     """
     states = _States(trie)
     levels, tokens = [states.begin(tuple(parts))], list[dict[int, int]]()
@@ -55,8 +55,8 @@ class _States:
         self._place_rows: dict[int, dict[int, int]] = {}
         self._may_end = list[bool]()
         self._kin = list[tuple[Any, Any, int]]()
-        self._stacks = _Numbers[tuple[Any, int]]()  # a piece and what comes behind it
-        self._stacks.of((None, 0))  # nothing any more
+        self._stacks = _Numbers[tuple[Any, int]]()  # a piece and the stack below it
+        self._stacks.of((None, 0))  # the empty stack
         self._states = _Numbers[tuple[int, int]]()
         self._states.of((-1, 0))  # the end
         self._entries: dict[int, frozenset[int]] = {}
@@ -70,7 +70,10 @@ class _States:
         return self._entered(self._pushed(pieces, _DONE))
 
     def next_level(self, states: frozenset[int], reached: set[int]) -> dict[int, int]:
-        """States that one token leads to and that were not `reached`, each with such a token; they are reached then."""
+        """The states that one more token newly reaches, each with such a token, reduced to the `_best`.
+
+        Adds all of them to `reached`.
+        """
         trie, found, seen = self._trie, dict[int, int](), set[int]()
         byte, depth, end, token, below, rows = trie.byte, trie.depth, trie.end, trie.token, trie.below, self._rows
         sets_at = [self._number(states)] * (trie.longest + 1)
@@ -101,7 +104,7 @@ class _States:
         return self._best(found)
 
     def _best(self, found: dict[int, int]) -> dict[int, int]:
-        """Of states that are kin, the one that can do all that the others can."""
+        """Keep, of states that are kin, the one that can do all that the others can."""
         best: dict[Any, tuple[int, int]] = {}
         for state in found:
             place, stack = self._states.items[state]
@@ -137,7 +140,7 @@ class _States:
         return to
 
     def _fill(self, number: int) -> None:
-        """All that may follow a set, at once: that is cheaper where few bytes may, or nearly all are asked for."""
+        """Compute all transitions of a set at once: cheaper where few bytes are allowed, or nearly all are needed."""
         targets: dict[int, set[int]] = {}
         for state in self._sets.items[number]:
             place, stack = self._states.items[state]
@@ -149,7 +152,7 @@ class _States:
         self._rows[number] = row | {byte: self._number(frozenset(states)) for byte, states in targets.items()}
 
     def _idle_bytes(self, number: int) -> int:
-        """The bytes that change nothing, a bit each; none, if not even a letter is one: it is a free string then."""
+        """The bytes that leave a set as it is, one bit each; 0 unless the letter e is one, as in a free string."""
         if number not in self._idle:
             is_free = (self._rows[number].get(0x65) or self._following(number, 0x65)) == number
             if is_free:
@@ -169,7 +172,7 @@ class _States:
         return frozenset(found)
 
     def _following_place(self, place: int) -> dict[int, int]:
-        """Where each byte leads that may come there."""
+        """The place that each byte allowed at `place` leads to."""
         if place < 0:
             return {}
         row = self._place_rows.get(place)
@@ -188,12 +191,12 @@ class _States:
         return place
 
     def _with_end(self, place: int, stack: int) -> Iterable[int]:
-        """A state, and what follows if the lexeme may end there."""
+        """The state, and the states that follow it if its lexeme may end there."""
         state = self._states.of((place, stack))
         return (state, *self._entered(stack)) if self._may_end[place] else (state,)
 
     def _entered(self, stack: int) -> frozenset[int]:
-        """The states at the beginning of what is on a stack."""
+        """The states at the beginning of the pieces on a stack."""
         if stack not in self._entries:
             found, waiting, seen = set[int](), [stack], set[int]()
             while waiting:
@@ -218,14 +221,14 @@ class _States:
 
 
 class _Numbers(Generic[Item]):
-    """Items in the order in which they were met first, and the number of each."""
+    """Items numbered in the order of their first appearance."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._numbers: dict[Item, int] = {}
 
     def of(self, item: Item) -> int:
-        """Its number, a new one if it has none."""
+        """The item's number; a new one if it has none."""
         number = self._numbers.setdefault(item, len(self.items))
         if number == len(self.items):
             self.items.append(item)
