@@ -1,12 +1,12 @@
 """The HTTP server: OpenAI's and Anthropic's endpoints, streaming, errors, limits, health, metrics, and a web page.
 
-    openai | anthropic | tokens | admin | page    endpoints: each room lists its own as `Route` values
+    openai | anthropic | tokens | admin | page    endpoints: each package lists its own as `Route` values
     delivery                                      a parsed request, through the engine, to the bytes of its answer
     http                                          what any HTTP API needs
 
-`application` puts every route on its path, `http.run` the application on a socket. `penstock.api_fields` reads the
-fields of requests; the engine is known as `EngineClient` only. Invariants: no field is silently ignored; every error is
-an error object of the endpoint's API; the work for a client ends when the client leaves.
+`application` puts every route on its path, `http.run` puts the application on a socket. `penstock.api_fields` reads the
+fields of requests; the engine is known only as `EngineClient`. Invariants: no field is silently ignored; every error is
+an error object of the endpoint's API; the work for a client ends when the client disconnects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP application: every room's endpoints on their paths, and what surrounds them all."""
+"""The HTTP application: every package's endpoints on their paths, and the middleware around them."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def create_app(
 
     Args:
         client: the engine.
-        card: what the engine says of itself.
-        limits: on requests.
+        card: the engine's description of the served model.
+        limits: limits on requests.
         access: who may call; by default anybody on this machine.
-        observers: called when a request is over: the log and spans, where wanted.
-        watch: knows how long steps take, if anybody does.
-        journal: where streams are written down, so that they can be resumed after the end of this server.
-        answers: where stored answers are, so that they are found after it.
-        memory: how much what is kept may take. Without it stores keep to the limits in `access`.
+        observers: called when a request is over: the log and spans, if wanted.
+        watch: knows how long the current step has taken; None if nobody watches.
+        journal: where streams are recorded, so that they can be resumed after the end of this server.
+        answers: where stored answers are recorded, so that they survive it too.
+        memory: the budget of stores and of requests in progress. Without it stores keep to the limits in `access`.
 
     Raises:
-        ConfigError: what is in `answers` cannot be read.
+        ConfigError: the stored answers cannot be read.
     """
     access, memory = _within(access or Access(), memory)
     live = LiveRequests(client, access.request_seconds)
@@ -111,7 +111,7 @@ def create_app(
 
 
 def _within(access: Access, memory: MemoryBudget | None) -> tuple[Access, MemoryBudget]:
-    """The rules with the limits that follow from a budget, where there is one."""
+    """The rules with a budget's limits applied, and the budget; without one, the same rules and a default budget."""
     if memory is None:
         return access, MemoryBudget()
     return replace(access, limits=memory.applied(access.limits)), memory
@@ -126,7 +126,7 @@ async def _while_serving(serving: Serving, _: FastAPI) -> AsyncGenerator[None, N
 
 
 def _probe_app(probes: Iterable[Route], access: Access) -> FastAPI:
-    """The application on the port for probes: those routes alone, without a key, whatever happens on the other port."""
+    """The application on the probe port: only the probe routes, without a key."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=replace(access, keys=ApiKeys(), hosts=access.probe_hosts), is_public=is_page_path)
     app.add_middleware(Envelope)
@@ -154,7 +154,7 @@ def _openapi(original: Callable[[], JsonObject]) -> JsonObject:
     document["components"] = {"schemas": SCHEMAS}
     for path in document["paths"].values():
         for operation in path.values():
-            operation["responses"].pop("422", None)  # the framework's own; no request here is ever answered so
+            operation["responses"].pop("422", None)  # the framework's own; no request here is answered with it
     return document
 
 
@@ -166,7 +166,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     headers = dict(error.headers or {})
-    if "Allow" in headers:  # of the first endpoint on this path alone: there may be several
+    if "Allow" in headers:  # lists only the first endpoint on this path: there may be several
         headers["Allow"] = ", ".join(_methods(request))
     return http_error_response(error.status_code, headers)
 

@@ -111,8 +111,8 @@ class FieldSupport:
 
     Attributes:
         honoured: whether it does what it says.
-        hint: whether it is accepted and changes nothing.
-        accepted: if it is not honoured, the values beside null that are accepted all the same: they ask for nothing.
+        hint: whether it is accepted without effect.
+        accepted: if it is refused, the values beside null that are accepted anyway, because they ask for nothing.
         why: what it does, or why it is refused.
     """
 
@@ -124,7 +124,7 @@ class FieldSupport:
 
 
 def field_support(endpoint: str) -> Iterator[FieldSupport]:
-    """Every field of an endpoint: first what is honoured, then the rest, each by name."""
+    """Every field of an endpoint: first the honoured ones and hints, then the refused ones, each sorted by name."""
     fields, neutrals = ENDPOINTS[endpoint]
     for field in sorted(fields, key=lambda each: each.name):
         yield FieldSupport(field.name, not field.hint, field.hint, (), field.doc)
@@ -133,7 +133,7 @@ def field_support(endpoint: str) -> Iterator[FieldSupport]:
 
 
 def table() -> str:
-    """docs/api-fields.md."""
+    """The text of docs/api-fields.md."""
     parts = [INTRODUCTION]
     for endpoint in ENDPOINTS:
         rows = list(field_support(endpoint))

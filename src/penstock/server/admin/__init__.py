@@ -13,12 +13,12 @@ __all__ = ["SCHEMAS", "probe_routes", "routes"]
 
 
 def probe_routes(serving: Serving, counter: RequestCounter, readiness: Readiness) -> tuple[Route, ...]:
-    """What orchestrators ask; `counter` has counted the HTTP requests that /metrics shows."""
+    """The endpoints for orchestrators; /metrics shows the HTTP requests counted by `counter`."""
     return (*probes.routes(serving.client, readiness), *metrics.routes(serving, counter))
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Every other endpoint of this room."""
+    """Every other endpoint of this package."""
     return (
         *abort.routes(serving),
         *prefix_cache.routes(serving),

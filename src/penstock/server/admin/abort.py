@@ -1,7 +1,7 @@
-"""`POST /abort_requests`: end answers by the ids that they carry.
+"""`POST /abort_requests`: end answers by their ids.
 
-An id is the `id` of an answer (`chatcmpl-...`). A caller may end only what its own key started, an admin everything.
-Unknown and finished ids are no error, because a request may have ended just now.
+An id is the `id` of an answer (`chatcmpl-...`). A caller may end only answers of its own key, an admin any answer.
+Unknown and finished ids are not errors, because a request may have ended just now.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ABORT_FIELDS = (Field("request_ids", IDS, "The ids of the answers to end, as the
 
 
 def parse_abort(body: JsonObject, limits: RequestLimits) -> list[str]:
-    """The ids that `body` holds.
+    """The ids in `body`.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: `body` is invalid; names the field.
     """
     ids: list[str] = read_fields(body, ABORT_FIELDS, {}).get("request_ids", [])
     if not 1 <= len(ids) <= limits.max_aborted_ids:

@@ -1,4 +1,4 @@
-"""`GET /version`: which Penstock this is."""
+"""`GET /version`: the version of the server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`GET /metrics`: the engine's measurements in Prometheus' formats, under vLLM's names, labels and bounds.
 
-Only HTTP requests are counted here. The engine publishes plain numbers, and a scrape turns the newest into samples.
-Each application has its own registry; there is no global state.
+Only HTTP requests and refusals are counted here. The engine publishes plain numbers, and a scrape turns the newest into
+samples. Each application has its own registry; there is no global state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Sequences that wait for a slot or for KV blocks."),
     "penstock:kv_store_bytes": ("store_bytes", "Bytes of the disk that the store of KV blocks takes."),
 }
-"""Metric -> field of `Measurements`, help."""
+"""Metric -> (field of `Measurements`, help text)."""
 
 COUNTERS = {
     "vllm:num_preemptions": ("preemptions", "Times that a sequence lost its KV blocks to another."),
@@ -82,7 +82,7 @@ class RequestCounter:
         self.refusals = dict.fromkeys(RefusalCause, 0)
 
     def __call__(self, record: RequestRecord) -> None:
-        """Count one request, by route as declared, method, and class of status."""
+        """Count one request by declared route, method and status class."""
         self.counts[record.route, record.method, f"{record.status // 100}xx"] += 1
         if record.refused is not None:
             self.refused(record.refused)
@@ -102,7 +102,7 @@ class EngineMetrics(Collector):
         self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric."""
+        """Yield every metric."""
         measured = self._client.measurements()
         yield from self._gauges(measured)
         yield from self._counters(measured)
@@ -186,13 +186,13 @@ class EngineMetrics(Collector):
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """(bound, how many values are at most that) for each bound, as Prometheus counts."""
+    """(bound, number of values up to it) for each bound: cumulative, as in Prometheus."""
     bounds = [*(str(edge) for edge in histogram.edges), "+Inf"]
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
 def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
-    """`GET /metrics`; the HTTP requests on it are those that `counter` has counted."""
+    """`GET /metrics`; it shows the HTTP requests counted by `counter`."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(EngineMetrics(serving.client, serving.card.name, counter, serving.memory))
     described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}

@@ -1,4 +1,4 @@
-"""`POST /reset_prefix_cache`: forget all cached KV. Needs an admin's key where there are keys."""
+"""`POST /reset_prefix_cache`: forget all cached KV. Needs an admin key if the server has keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`GET /health` for people, `GET /health/live` and `GET /health/ready` for orchestrators; what they mean: `readiness`.
+"""`GET /health` for people, `GET /health/live` and `GET /health/ready` for orchestrators; see `readiness`.
 
-They are answered by the event loop that serves, on the port for probes too: a thread of their own would go on to say
-that all is well over a loop that stands still.
+The event loop that serves requests answers them, on the probe port too: a separate thread would keep reporting that all
+is well while that loop is stuck.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def routes(client: EngineClient, readiness: Readiness) -> tuple[Route, ...]:
 
 
 def _health(client: EngineClient, readiness: Readiness) -> Response:
-    health = client.health()  # AstrAI's clients read the last two: a server that answers has its model
+    health = client.health()  # AstrAI's clients read the last two fields; a server that answers has its model
     body: JsonObject = {
         "status": "ok" if health.alive else "dead",
         "reason": readiness.known_unready(),

@@ -1,6 +1,6 @@
-"""`POST /start_profile` and `POST /stop_profile`, vLLM's and SGLang's names. Need an admin's key where there are keys.
+"""`POST /start_profile` and `POST /stop_profile`, as in vLLM and SGLang. Need an admin key if the server has keys.
 
-A body is not read: the load generators of both systems send one, each its own.
+The body is not read: the load generators of both systems send one, each in its own form.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Whether the server takes work now, and whether it ever will again.
 
-It is not ready when it stops, when a step takes far longer than its like, and when the engine has taken no message for
-too long. Messages go through the same inbox and to the same thread as work, so one that is answered proves that work
-would be. It is dead when only a new process can serve again; then it should be ended and started anew.
+The server is not ready while it stops, when a step takes far longer than similar steps, and when the engine has taken
+no message for too long. Messages go through the same inbox and to the same thread as work, so an answered message
+proves that work would be handled. The server is dead when only a new process can serve again; it should then be
+restarted.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ PATIENCE_SECONDS = 0.5
 """How long a probe waits for the engine: orchestrators wait a second by default."""
 
 SAME_STEP_SECONDS = 1.0
-"""The engine takes its messages before a step; one that came with the step's beginning may have come too late."""
+"""A step that began within this time after a message may still have missed it: the engine reads messages before a step.
+"""
 
 STOPPING = "the server is shutting down"
 
 
 class NoWatch:
-    """In place of a `StepWatch` where nobody watches steps."""
+    """Stands in for a `StepWatch` when nobody watches steps."""
 
     def overdue(self) -> str:
         """See `StepWatch`."""
@@ -40,10 +42,10 @@ class NoWatch:
 
 
 class Readiness:
-    """Asks the engine whether it takes messages. Confined to one event loop, and asked as often as anybody likes.
+    """Asks the engine whether it takes messages. Confined to one event loop; may be asked as often as wanted.
 
     Args:
-        heartbeat_seconds: how long the engine may take for a message. A step that was begun before the message came,
+        heartbeat_seconds: how long the engine may take to answer a message. A step that began before the message came,
             and is not overdue, may take longer.
         stopping: set when the server begins to stop.
     """
@@ -59,15 +61,15 @@ class Readiness:
         self._asked = 0.0
 
     async def unready(self) -> str:
-        """Why no work is taken; "" while it is. Returns within `PATIENCE_SECONDS`, whatever the engine does."""
+        """Why the server takes no work; "" if it does. Returns within `PATIENCE_SECONDS`, whatever the engine does."""
         return self.known_unready() or await self._unanswered()
 
     def known_unready(self) -> str:
-        """The same without asking the engine."""
+        """As `unready`, without asking the engine."""
         return self.dead() or (STOPPING if self._stopping.is_set() else self._watch.overdue())
 
     async def stuck(self) -> str:
-        """Why the engine does not answer, whether the server stops or not; "" while it does."""
+        """Why the engine does not respond, whether the server is stopping or not; "" if it does."""
         return self.dead() or self._watch.overdue() or await self._unanswered()
 
     def dead(self) -> str:
@@ -76,7 +78,10 @@ class Readiness:
         return self._watch.lost() if health.alive else health.reason or "the engine is dead"
 
     async def _unanswered(self) -> str:
-        """One message is on its way at a time; what it waits for counts from when it was sent, whoever asks again."""
+        """Why the engine answers no message; "" if it does, or still has time to.
+
+        Only one message is in flight at a time; its time counts from when it was sent, however often this is asked.
+        """
         time = asyncio.get_running_loop().time
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = asyncio.ensure_future(self._client.heartbeat())
@@ -92,13 +97,13 @@ class Readiness:
 
 
 def _note_failure(heartbeat: asyncio.Task[None]) -> None:
-    """See how it ended, as nobody may ask again: else asyncio logs an error that was never looked at."""
+    """Retrieve the exception, because nobody may ask again and asyncio would log it as never retrieved."""
     if not heartbeat.cancelled():
         heartbeat.exception()
 
 
 def _failure(heartbeat: asyncio.Task[None]) -> str:
-    """Why an ended message failed; "" where it did not."""
+    """Why a finished message failed; "" if it did not."""
     try:
         heartbeat.result()
     except EngineDead as dead:

@@ -1,4 +1,4 @@
-"""`GET /docs`: the OpenAPI document for people, in one page that fetches nothing and runs nothing."""
+"""`GET /docs`: the OpenAPI document for people, as one page that loads nothing else and runs no script."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROUTES = (Route("GET", "/docs", reference, documented=False),)
 
 
 def reference_page(document: JsonObject) -> str:
-    """The page for an OpenAPI document."""
+    """Render the page of an OpenAPI document."""
     title = escape(document["info"]["title"])
     operations = "".join(
         _operation(method.upper(), path, operation)
@@ -60,7 +60,7 @@ def _fields(schema: JsonObject) -> Iterator[tuple[str, str, str]]:
 
 
 def _type(schema: Any) -> str:
-    """What values a schema allows, in a few words."""
+    """The values that a schema allows, in a few words."""
     if "enum" in schema:
         return ", ".join("null" if value is None else str(value) for value in schema["enum"])
     if "anyOf" in schema:

@@ -1,7 +1,7 @@
 """The log: one line for each request, written as text or as JSON.
 
-A line has ids, route, status, counts and times. It never has a prompt, a completion, a name or any other text of the
-caller's, so a log is no more private than a metric.
+A line has ids, route, status, counts and times. Apart from a checked request id, it contains no text of the caller's:
+no prompt, no completion, no name. So a log is no more sensitive than a metric.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ __all__ = ["FORMATS", "JsonLines", "TextLines", "configure_logging", "log_reques
 logger = logging.getLogger("penstock.request")
 
 LEVELS = {"penstock": logging.INFO, "uvicorn": logging.WARNING, "asyncio": logging.WARNING}
-"""Loggers that are written -> the least level. uvicorn's own chatter at INFO is said by the start report."""
+"""Logger -> its minimum level. The start report covers what uvicorn would log at INFO."""
 
 QUIET = ("/health", "/metrics")
-"""What monitoring asks for all the time; logged only when it goes wrong."""
+"""Routes that monitoring polls; logged only when they fail."""
 
 WRONG = 400
 
 
 def log_request(record: RequestRecord) -> None:
-    """An observer that writes one line."""
+    """An observer that logs one line per request, except successful monitoring polls."""
     if record.method == "GET" and record.route.startswith(QUIET) and record.status < WRONG:
         return
     logger.info("request", extra={"fields": request_fields(record)})
 
 
 def request_fields(record: RequestRecord) -> JsonObject:
-    """The fields of a request's line."""
+    """The fields of a request's log line."""
     fields: JsonObject = {
         "id": record.id,
         "method": record.method,
@@ -57,7 +57,7 @@ def request_fields(record: RequestRecord) -> JsonObject:
         "sent_tokens": outputs.sent_tokens,
         "finish_reasons": ",".join(sorted(outputs.finish_reasons)),
     }
-    if outputs.usage.prompt_tokens:  # the engine gave its account: it does not to a client that left
+    if outputs.usage.prompt_tokens:  # the engine reported usage: it does not if the client has left
         fields |= {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -107,10 +107,10 @@ FORMATS: dict[str, type[logging.Formatter]] = {"text": TextLines, "json": JsonLi
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Writes to standard error, for as long as somebody reads it."""
+    """Writes to standard error as long as somebody reads it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """A line could not be written."""
+        """Silence the stream if its reader has gone; otherwise report the error."""
         if isinstance(sys.exception(), BrokenPipeError):
             silence(self.stream)
         else:
@@ -118,7 +118,7 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(log_format: str) -> logging.Handler:
-    """Send the log to standard error in one of `FORMATS`, instead of where an earlier call sent it."""
+    """Send the log to standard error in one of `FORMATS`, replacing the handler of an earlier call."""
     handler = _Lines()
     handler.setFormatter(FORMATS[log_format]())
     for name, level in LEVELS.items():
@@ -134,7 +134,7 @@ def _fields(record: logging.LogRecord) -> JsonObject:
 
 
 def _instant(seconds: float) -> str:
-    """RFC 3339, UTC, in milliseconds."""
+    """RFC 3339 time in UTC, with milliseconds."""
     moment = datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -1,8 +1,8 @@
-"""One OpenTelemetry span for each generating request, under the caller's trace where it sent one (W3C Trace Context).
+"""One OpenTelemetry span per request to the engine, under the caller's trace if it sent one (W3C Trace Context).
 
-Name and attributes are vLLM's, and none of them holds text of a prompt or an answer. The caller's `user` is
-`enduser.id` (OpenTelemetry's semantic conventions), each of its labels `penstock.metadata.NAME`. OpenTelemetry is
-optional, so it is imported only when spans are wanted.
+Name and attributes are vLLM's, and contain no text of a prompt or an answer. The caller's `user` is `enduser.id`
+(OpenTelemetry's semantic conventions), and each of its labels `penstock.metadata.NAME`. OpenTelemetry is optional, so
+it is imported only when spans are wanted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUR_FAULT = 500
 
 
 class Spans:
-    """An observer that records a span for each request that generates.
+    """An observer that records a span for each request that the engine serves.
 
     Args:
         provider: an OpenTelemetry SDK `TracerProvider`; ended by `close`.
@@ -55,14 +55,14 @@ class Spans:
         span.end(end_time=record.started_ns + int(record.seconds * 1e9))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def span_attributes(
     record: RequestRecord, parsed: ParsedRequest, outputs: OutputStream, model: str
 ) -> dict[str, str | int | float | bool]:
-    """The attributes of a span, times in seconds. Counts and times of the engine are there only if it reported them."""
+    """The attributes of a span; times in seconds. The engine's counts and times appear only if it reported them."""
     request = parsed.requests[0]
     attributes: dict[str, str | int | float | bool] = {
         "gen_ai.request.id": parsed.id,
@@ -96,7 +96,7 @@ def span_attributes(
 
 
 def open_spans(endpoint: str, model: str) -> Spans:
-    """Spans that are sent to a collector over OTLP/HTTP, in batches, by a thread of OpenTelemetry's.
+    """Spans that an OpenTelemetry thread sends to a collector over OTLP/HTTP, in batches.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.

@@ -1,4 +1,4 @@
-"""`GET /stats`: four counts in AstrAI's names, for those who watch its scheduler by them; `/metrics` has more."""
+"""`GET /stats`: four counts under AstrAI's names, for tools that monitor its scheduler; `/metrics` has more."""
 
 from __future__ import annotations
 

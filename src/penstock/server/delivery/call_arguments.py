@@ -1,8 +1,8 @@
-"""The calls of a whole answer among its text, and their arguments as objects.
+"""Order a complete answer's text and tool calls, and parse call arguments into objects.
 
-Arguments become an object also where the answer broke off in the middle of them. What is whole of them is kept: members
-and items that ended. A string or a number that was not ended is left out, with its key. Clients that build objects from
-streamed arguments (the `jiter` parser of the official ones) do the same, so a whole answer says what they see.
+Arguments that break off in the middle still become an object: complete members and items are kept; an incomplete string
+or number is dropped, with its key. Clients that build objects from streamed arguments (the official ones, with the
+`jiter` parser) do the same, so a complete answer shows what they see.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def spoken_and_called(delta: ChoiceDelta) -> list[str | ToolCall]:
-    """A whole answer's texts and calls, in the order in which the model wrote them."""
+    """A complete answer's texts and calls, in the order in which the model wrote them."""
     parts: list[str | ToolCall] = []
     for part in delta.in_order(0):
         last = parts[-1] if parts else ""
@@ -39,16 +39,16 @@ def spoken_and_called(delta: ChoiceDelta) -> list[str | ToolCall]:
 
 
 def arguments_object(text: str) -> JsonObject:
-    """The object whose JSON begins with `text`; numbers beyond a double's range become the greatest double."""
+    """Parse arguments that may be truncated; numbers beyond a double's range become the largest double."""
     value: JsonObject = json.loads(closed(text), parse_float=_finite)
     return value
 
 
 def closed(text: str) -> str:
-    """The shortest object that the beginning of an object's JSON leads to; the object itself where it is whole."""
+    """Close the truncated JSON of an object after its last complete value; a complete object stays as it is."""
     end, closers, at = 0, "{}", 0
     open_: list[str] = []
-    key = False  # whether the next string is one
+    key = False  # whether the next string is a key
     while (token := _TOKEN.match(text, at)) is not None:
         at, first = token.end(), token.group()[0]
         whole = True  # whether the object may be closed here

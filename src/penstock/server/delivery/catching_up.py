@@ -1,7 +1,7 @@
-"""Passing over what a client has of an answer that is generated again.
+"""Skip what a client already has of an answer that is generated again.
 
-A choice's outputs are counted until they hold all that the client has. Then they are cut there: an endpoint's formatter
-is told the first part for its own sake, where it needs it, and the client the second.
+A choice's outputs are counted until they cover what the client has, and are cut there. The endpoint's formatter gets
+the first part if it needs it for its state; the client gets the second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DIFFERS = 409
 
 
 class StreamDiffers(HttpRefusal):
-    """The answer that was generated again is not the one that the client has the beginning of."""
+    """The answer that was generated again is shorter than what the client already has."""
 
     def __init__(self) -> None:
         message = f"{HEADER}: this answer is shorter than what that event says; it cannot be resumed. Ask again."
@@ -25,23 +25,23 @@ class StreamDiffers(HttpRefusal):
 
 
 class CatchUp:
-    """The part of one choice that a client has, while it is generated again. Owned by the task that answers.
+    """Skips the part of one choice that the client already has. Owned by the task that answers.
 
     Args:
         place: how much the client has.
-        whole: whether the first part is wanted; else only what of it comes together with the second is kept.
+        whole: whether to keep all of that part; otherwise deltas that end before `place` are dropped.
     """
 
     def __init__(self, choice: int, place: Place, *, whole: bool) -> None:
         self._choice = choice
         self._wanted = place
         self._whole = whole
-        self._passed = START  # of the deltas that are not kept
+        self._passed = START  # where the dropped deltas end
         self._come = START
         self._deltas: list[ChoiceDelta] = []
 
     def take(self, delta: ChoiceDelta) -> tuple[ChoiceDelta, ChoiceDelta] | None:
-        """What the client has and what it lacks, once the former is complete. Not to be called again then."""
+        """Add a delta; once the client's part is complete, return that part and the rest. Do not call it again then."""
         self._come = self._come.past(delta)
         if not self._whole and not self._deltas and self._wanted.reaches(self._come) and self._wanted != self._come:
             self._passed = self._come
@@ -52,10 +52,10 @@ class CatchUp:
         return split(self._choice, self._deltas, self._wanted.behind(self._passed))
 
     def check_end(self) -> None:
-        """The choice has ended before it was complete.
+        """Check, at the end of the choice, that it is as long as the client's part.
 
         Raises:
-            StreamDiffers: the client has more than there is.
+            StreamDiffers: the client has more than the whole choice.
         """
         if not self._come.reaches(self._wanted):
             raise StreamDiffers

@@ -1,9 +1,9 @@
-"""`--normalize-prompts`: lines that change from request to request, taken out of the front of a conversation.
+"""`--normalize-prompts`: take lines that change from request to request out of the front of a conversation.
 
-Agents write a counter, a date or an id into their system prompt. Everything behind it is then another prompt to a
-prefix cache, which finds nothing. What says nothing to a model is dropped; what may say something is moved to the end
-of that message. Decides which lines these are (docs/changing-lines.md lists them, and a test holds it to that): few,
-and only where the whole line is of a known form. Only the first message is looked at, where it is a system message.
+Agents write a counter, a date or an id into their system prompt, so everything after it misses the prefix cache. A line
+that means nothing to a model is dropped; a line that may mean something is moved to the end of the message. Decides
+which lines these are (docs/changing-lines.md lists them, and a test checks the list): few, and only whole lines of a
+known form. Only the first message is considered, and only if it is a system message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DROPPED = {
         r"\A\s*x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*(?:;|(?=\n|\Z)))+[ \t]*(?:\n+|\Z)?", re.IGNORECASE
     ),
 }
-"""Name -> what is dropped, at the beginning of the message alone."""
+"""Name -> pattern of what is dropped, only at the beginning of the message."""
 
 MOVED = {
     "date": re.compile(
@@ -43,11 +43,11 @@ MOVED = {
         re.IGNORECASE,
     ),
 }
-"""Name -> a whole line that is moved to the end of the message, without the spaces around it."""
+"""Name -> pattern of a whole line, without surrounding spaces, that is moved to the end of the message."""
 
 
 def normalized(prompt: ChatPrompt) -> tuple[ChatPrompt, tuple[str, ...]]:
-    """The conversation with what changes at the end of its first message, and what was done, such as `moved date`."""
+    """The conversation with changing lines dropped or moved, and what was done, such as `moved date`."""
     if not prompt.messages or prompt.messages[0].role != "system":
         return prompt, ()
     first = prompt.messages[0]

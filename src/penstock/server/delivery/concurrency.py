@@ -1,4 +1,4 @@
-"""How many requests of one API key are answered at once, and the refusal of more than it may have."""
+"""Limit how many requests of one API key are answered at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Concurrency:
 
     @contextmanager
     def one_more(self, tenant: str, most: int) -> Iterator[None]:
-        """Count a request of `tenant`, which may have `most` (0: any number), until the block ends.
+        """Count a request of `tenant` until the block ends; `most` is its limit (0 for none).
 
         Raises:
-            Overloaded: it has as many already.
+            Overloaded: the tenant is at its limit.
         """
         if most and self._counts[tenant] >= most:
             message = f"{most} requests with this API key are being answered already; it may have no more at once."

@@ -1,8 +1,8 @@
-"""Sending an answer: whole as JSON, piece by piece as server-sent events, or as plain text.
+"""Send an answer: as one JSON object, as server-sent events, or as plain text.
 
-Decides when an answer starts (with the engine's first output, so that an error before it has its own status, and time
-to first token is honest) and how events are framed (WHATWG HTML, section "Server-sent events"), each with an id, by
-which a client can go on where it stopped. What an answer or a chunk looks like is decided by the endpoint's formatter.
+Decides when a response starts (with the engine's first output, so that an error before it has its own status, and time
+to first token is honest) and how events are framed (WHATWG HTML, section "Server-sent events"), each with an id from
+which a client can resume. The endpoint's formatter decides what an answer or a chunk looks like.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ BEGINNING = Progress()
 
 
 class ResponseFormatter(Protocol):
-    """How one endpoint writes a whole answer."""
+    """Formats the complete answers of one endpoint."""
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
-        """The whole answer."""
+        """The complete answer."""
         ...
 
 
 class ChunkFormatter(ResponseFormatter, Protocol):
-    """How one endpoint writes its answers, whole or in chunks."""
+    """Formats the answers of one endpoint, complete or in chunks."""
 
     def opening(self, index: int) -> JsonObject | None:
         """The chunk that opens a choice, if the endpoint has one."""
         ...
 
     def piece(self, delta: ChoiceDelta) -> JsonObject | None:
-        """A chunk with more of a choice; None when it would say nothing."""
+        """A chunk with more of a choice; None if it would be empty."""
         ...
 
     def ending(self, finished: ChoiceFinished) -> JsonObject:
@@ -71,11 +71,11 @@ class Delivery(Protocol):
     """One way of sending an answer."""
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Send everything, the end included."""
+        """Send the whole answer, including its end."""
         ...
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Say that the answer, which has started, cannot be completed."""
+        """Report that an answer that has started cannot be completed."""
         ...
 
 
@@ -95,7 +95,7 @@ class WholeDelivery:
         self._prompt_logprobs = prompt_logprobs
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Wait for everything, then send it."""
+        """Wait for all outputs, then send the answer."""
         transcript = Transcript(self._num_choices)
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
@@ -109,13 +109,13 @@ class WholeDelivery:
         await writer.respond(json_response(200, answer))
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Nothing: a whole answer is sent at once, so it cannot fail after it has started."""
+        """Do nothing: the answer is sent at once, so it cannot fail after it has started."""
 
 
 class EventDelivery:
-    """The answer as server-sent events, `[DONE]` last; usage and timings, where asked for, are in the last chunk.
+    """The answer as server-sent events, `[DONE]` last; usage and timings, if requested, are in the last chunk.
 
-    Of what a client has already (`ParsedRequest.position`) nothing is sent again.
+    Nothing that the client already has (`ParsedRequest.position`) is sent again.
     """
 
     def __init__(self, parsed: ParsedRequest, formatter: ChunkFormatter) -> None:
@@ -131,7 +131,7 @@ class EventDelivery:
         }
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """One event or more for each output, as it comes."""
+        """Send the events of each output as it comes."""
         parsed = self._parsed
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
@@ -149,16 +149,16 @@ class EventDelivery:
         await writer.end()
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """The usage so far (the official client stops reading at the error), the error, `[DONE]`.
+        """Send the usage so far (first, because the official client stops reading at the error), the error, `[DONE]`.
 
-        Their ids are that of the last event before: whoever comes back with it gets the answer from there on.
+        They carry the id of the last event before them, so a client that resumes gets the answer from there on.
         """
         here = self._ids.here()
         await writer.write(self._closing(usage, here) + _event(error, here) + DONE + here + b"\n")
         await writer.end()
 
     def _fresh(self, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished | None:
-        """What the client lacks of an output; None where that is nothing."""
+        """The part of an output that the client lacks; None if there is none."""
         progress = self._had.choices.get(output.choice, BEGINNING)
         if self._had.usage or progress.ended:
             return None
@@ -174,7 +174,7 @@ class EventDelivery:
         return parts[1]
 
     def _in_parts(self, output: ChoiceDelta | ChoiceFinished) -> Iterable[ChoiceDelta | ChoiceFinished]:
-        """An output in parts that make events of bounded size."""
+        """Split an output into parts whose events have a bounded size."""
         if isinstance(output, ChoiceFinished) or len(output.tokens) <= MOST_TOKENS:  # nearly every one
             return (output,)
         return in_parts(output, self._ids.text_begun(output.choice))
@@ -211,7 +211,7 @@ class TextDelivery:
     """The bare text as it comes, without any framing."""
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Each delta's text."""
+        """Send each delta's text."""
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
                 if isinstance(output, ChoiceDelta) and output.text:
@@ -221,16 +221,16 @@ class TextDelivery:
         await writer.end()
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Leave the body unended: the server then cuts the connection, and no client takes the text for complete."""
+        """Leave the body unfinished: the server closes the connection, so no client takes the text for complete."""
 
 
 def whole_delivery(parsed: ParsedRequest, formatter: ResponseFormatter) -> WholeDelivery:
-    """The whole answer to `parsed`, with timings and prompt log probabilities where it asks for them."""
+    """The delivery of a complete answer to `parsed`, with timings and prompt log probabilities if requested."""
     return WholeDelivery(formatter, parsed.num_choices, parsed.timings, parsed.prompt_logprobs)
 
 
 def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery:
-    """The answer to `parsed`: in chunks where it asks for a stream, else whole."""
+    """The delivery of the answer to `parsed`: in chunks if it asks for a stream, otherwise complete."""
     if parsed.stream:
         return EventDelivery(parsed, formatter)
     return whole_delivery(parsed, formatter)

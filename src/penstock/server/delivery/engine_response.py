@@ -1,7 +1,7 @@
-"""An HTTP answer made from the engine's outputs, and what becomes of it when it cannot be completed.
+"""The HTTP response made from the engine's outputs, and what happens when it cannot be completed.
 
-Invariants: whatever ends an answer early (the client leaves, an error, shutdown), its requests are closed before the
-answer is over, which aborts them; bytes are written only as fast as the client reads.
+Invariants: whatever ends a response early (disconnect, error, shutdown), its requests are closed before the response is
+over, which aborts them; bytes are written only as fast as the client reads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["EngineResponse"]
 
 
 class EngineResponse(Response):
-    """An HTTP answer made from the engine's outputs."""
+    """An HTTP response made from the engine's outputs."""
 
     def __init__(self, live: LiveRequests, streams: Streams, parsed: ParsedRequest, delivery: Delivery) -> None:
         self._streams = streams
@@ -38,9 +38,9 @@ class EngineResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; ends early, and aborts what is running, when the client leaves or the server shuts down.
+        """Send the response, and abort its requests if it ends early.
 
-        So does a stream whose rest is asked for on another connection.
+        It ends early if the client disconnects, the server shuts down, or another connection resumes the stream.
         """
         writer, account = ResponseWriter(send), account_of(scope)
         account.parsed, account.outputs = self._parsed, self._outputs
@@ -67,7 +67,7 @@ class EngineResponse(Response):
             await self._fail(error, writer)
 
     async def _fail(self, error: Exception, writer: ResponseWriter) -> None:
-        if self._complete:  # its end crossed with what was to end it
+        if self._complete:  # it was completed just before it was to be ended
             return
         if not writer.started:
             await writer.respond(error_response(error, self._parsed.aliases))

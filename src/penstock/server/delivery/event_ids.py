@@ -1,9 +1,9 @@
-"""The ids of a stream's events: which answer, and how much of it whoever has the event has.
+"""The ids of a stream's events: they name the answer, and how much of it a client has that has the event.
 
-`<answer's id>:<position>`. A position is written for this server alone; to clients it is opaque. Of an answer in chunks
-it is the place in each choice, `tokens.text` or `tokens.text.reasoning.calls` with an `e` behind it once the choice has
-ended, joined by `-`; then `usage`, then `end`. Of an answer in named events it is the place in the only choice, and how
-many events that say nothing new of it, and events at all, were sent: `tokens.text/structure.events`; then `end`.
+The form is `<answer's id>:<position>`; a position is opaque to clients. In an answer in chunks it is the place in each
+choice, joined by `-`: `tokens.text` or `tokens.text.reasoning.calls`, and `e` after it once the choice has ended; then
+`usage`, then `end`. In an answer in named events it is `<place>/structure.events`: the place in the only choice, the
+number of structure events so far (they say nothing new of the choice), and the number of all events; then `end`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMED = re.compile(rf"{_PLACE}/{_COUNT}\.{_COUNT}")
 
 
 class Progress(NamedTuple):
-    """How far one choice has come; a choice of which nothing was said has none."""
+    """How much of one choice was sent; a choice that has not begun has none."""
 
     place: Place = START
     ended: bool = False
@@ -36,11 +36,11 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkPosition:
-    """What somebody has of an answer in chunks.
+    """What a client has of an answer in chunks.
 
     Attributes:
-        choices: index -> how far, of the choices that have begun.
-        usage: whether the usage has come, so that `[DONE]` alone is left.
+        choices: index -> progress, of the choices that have begun.
+        usage: whether the client has the usage, so that only `[DONE]` is left.
     """
 
     choices: dict[int, Progress]
@@ -48,10 +48,10 @@ class ChunkPosition:
 
     @classmethod
     def read(cls, position: str, num_choices: int) -> ChunkPosition:
-        """The position in an event's id; "" for the beginning.
+        """Parse the position in an event's id; "" is the beginning.
 
         Raises:
-            InvalidParameter: no event of such an answer has it.
+            InvalidParameter: no event of such an answer has this position.
         """
         if position in (USAGE, END):
             return cls({}, usage=True)
@@ -62,11 +62,11 @@ class ChunkPosition:
 
 
 class NamedPosition(NamedTuple):
-    """What somebody has of an answer in named events.
+    """What a client has of an answer in named events.
 
     Attributes:
-        structure: events that say nothing new of the choice.
-        events: all events.
+        structure: number of events that say nothing new of the choice.
+        events: number of all events.
     """
 
     place: Place = START
@@ -89,20 +89,20 @@ class NamedPosition(NamedTuple):
 
 
 def write_place(place: Place) -> str:
-    """A place as it stands in an id."""
+    """Format a place for an id."""
     tokens, text, reasoning, calls = place
     return f"{tokens}.{text}.{reasoning}.{calls}" if reasoning or calls else f"{tokens}.{text}"
 
 
 class ChunkIds:
-    """The id lines of an answer in chunks, as it goes on. Owned by the task that answers.
+    """The id lines of an answer in chunks as it progresses. Owned by the task that answers.
 
     Args:
-        had: what the client has already.
+        had: what the client already has.
 
     Attributes:
-        usage: the line of the usage.
-        end: the line of `[DONE]`.
+        usage: the id line of the usage.
+        end: the id line of `[DONE]`.
     """
 
     def __init__(self, answer_id: str, num_choices: int, had: ChunkPosition) -> None:
@@ -115,7 +115,7 @@ class ChunkIds:
             self._written[index] = write_place(progress.place) + "e" * progress.ended
 
     def begin(self, choice: int) -> bool:
-        """A choice says something: whether it is the first that it says."""
+        """Note that a choice has something to send; return whether it is the choice's first."""
         if choice in self._places:
             return False
         self._places[choice] = START
@@ -123,26 +123,26 @@ class ChunkIds:
         return True
 
     def text_begun(self, choice: int) -> int:
-        """Characters of a choice's text that have been said."""
+        """Characters of a choice's text that were sent."""
         return self._places.get(choice, START).text
 
     def advance(self, delta: ChoiceDelta) -> None:
-        """More of a choice has been said."""
+        """Advance a choice past `delta`."""
         choice = delta.choice
         self._places[choice] = place = self._places[choice].past(delta)
         self._written[choice] = write_place(place)
 
     def finish(self, choice: int) -> None:
-        """A choice has ended."""
+        """Mark a choice as ended."""
         self._written[choice] += "e"
 
     def here(self) -> bytes:
-        """The line of an event that says the last that was told."""
+        """The id line of an event at the present position."""
         return f"{self._stem}{'-'.join(self._written)}\n".encode()
 
 
 def id_line(answer_id: str, position: str) -> bytes:
-    """The line of an event with its id."""
+    """The id line of an event."""
     return f"id: {answer_id}:{position}\n".encode()
 
 

@@ -1,7 +1,7 @@
-"""The requests that are in the engine now: which API key they belong to, and how long they may still take.
+"""The requests that are in the engine now: which API key they belong to, and how much time they have left.
 
-Decides that a request ends when its time is up, and who may abort what. Invariant: a request is listed here from the
-moment its first output is asked for until it is closed.
+Ends a request when its time is up, and decides who may abort what. Invariant: a request is listed here from the moment
+its first output is asked for until it is closed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["LiveRequest", "LiveRequests"]
 
 
 class _Deadline:
-    """How long a request may still take: like `asyncio.timeout_at`, but with one timer for all of its outputs.
+    """A request's deadline: like `asyncio.timeout_at`, but with one timer for all of its outputs.
 
-    When the time is up, the task that waits for an output is cancelled. Between two outputs the same task is writing to
-    the client, for as long as that takes to read: it is left alone, and the engine is told to `abort`.
+    When the time is up, the task is cancelled if it waits for an output. Between two outputs it is writing to the
+    client, for as long as the client takes to read: it is then left alone, and the engine is told to `abort`.
     """
 
     def __init__(self, seconds: float, abort: Callable[[], Coroutine[None, None, None]]) -> None:
@@ -48,7 +48,7 @@ class _Deadline:
         return self._cancelled is not None and self._cancelled.uncancel() == 0
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """Cancel the timer: nobody waits any more."""
         self._waiting = None
         if self._timer is not None:
             self._timer.cancel()
@@ -66,7 +66,7 @@ class LiveRequests:
     """Opens requests on an engine and knows the open ones. Confined to one event loop.
 
     Args:
-        seconds: how long a request may take that does not say so itself; 0 for any time.
+        seconds: time limit for a request without its own; 0 for none.
     """
 
     def __init__(self, client: EngineClient, seconds: float) -> None:
@@ -74,18 +74,18 @@ class LiveRequests:
         self.seconds = seconds
         self.concurrency = Concurrency()
         self.tenants: dict[str, str] = {}
-        """Request id -> tenant, of the requests that are live."""
+        """Request id -> tenant, of live requests."""
 
     def open(self, request: EngineRequest, prompt_field: str = "prompt") -> LiveRequest:
-        """A request that is submitted when its first output is asked for; errors call its prompt `prompt_field`."""
+        """Open a request, to be submitted when its first output is asked for; errors call its prompt `prompt_field`."""
         return LiveRequest(self, request, prompt_field)
 
     def seconds_for(self, request: EngineRequest) -> float:
-        """How long `request` may take; 0 for any time."""
+        """Time limit of `request`; 0 for none."""
         return request.max_seconds or self.seconds
 
     async def abort_response(self, response_id: str, tenant: str) -> bool:
-        """Abort every request of a response that belongs to `tenant`; whether there was one.
+        """Abort every request of a response that belongs to `tenant`; return whether there was one.
 
         An empty tenant may abort any: the server has no keys, or the caller is an admin.
         """
@@ -110,7 +110,7 @@ class LiveRequest:
         self._deadline: _Deadline | None = None
 
     async def next(self) -> Output | None:
-        """The next output; None after the last. The request is closed then, and when this raises.
+        """The next output; None after the last. Closes the request after the last output, and when it raises.
 
         Raises:
             RequestTimedOut: its time is up; it has been aborted.
@@ -136,11 +136,11 @@ class LiveRequest:
         return output
 
     def renew(self) -> None:
-        """Begin again, after the engine had no room for it."""
+        """Prepare to submit the request again, after the engine had no room for it."""
         self._outputs, self._deadline = self._live.client.generate(self._request), None
 
     async def close(self) -> None:
-        """End the request, wherever it is; closing it again does nothing."""
+        """End the request at any stage; closing it again does nothing."""
         if self._deadline is not None:
             self._deadline.stop()
             self._live.tenants.pop(self._request.id, None)

@@ -1,8 +1,8 @@
-"""Answers as server-sent events that carry their names, as Anthropic's messages and OpenAI's responses have them.
+"""Send answers as named server-sent events, as in Anthropic's Messages API and OpenAI's Responses API.
 
 Decides when events are sent (the opening with the engine's first output, so that an error before it has its own status)
-and how they are framed: `event:` repeats the object's `type`. What the events say is decided by the endpoint's
-`EventFormatter`. There is no `[DONE]`: the last event says that it is the last.
+and how they are framed: `event:` repeats the object's `type`. The endpoint's `EventFormatter` decides what the events
+say. There is no `[DONE]`: the last event says that it is the last.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ UNKNOWN = "unknown"
 
 
 class EventFormatter(ResponseFormatter, Protocol):
-    """How one endpoint tells the answer of one choice, whole or in events. One instance an answer: it may count."""
+    """Formats an answer of one choice, complete or in events. One instance per answer: it may keep state."""
 
     @property
     def place(self) -> Place:
-        """How much of the choice its events have said. One that does not move it is structure: it opens or closes."""
+        """How much of the choice the events so far cover. An event that does not move it is structure, not content."""
         ...
 
     def opening(self) -> Iterable[JsonObject]:
@@ -42,23 +42,23 @@ class EventFormatter(ResponseFormatter, Protocol):
         ...
 
     def piece(self, delta: ChoiceDelta) -> Iterable[JsonObject]:
-        """The events of more text; none where it would say nothing."""
+        """The events for more of the choice; none if they would be empty."""
         ...
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterable[JsonObject]:
-        """The events of a complete answer's end."""
+        """The events that end a complete answer."""
         ...
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:
-        """The events of an answer that cannot be completed; `error` is OpenAI's error object."""
+        """The events that end an answer that cannot be completed; `error` is OpenAI's error object."""
         ...
 
 
 class NamedEventDelivery:
-    """See the module. Of what a client has already (`ParsedRequest.position`) nothing is sent again.
+    """The answer as named events. Nothing that the client already has (`ParsedRequest.position`) is sent again.
 
     Args:
-        positions: of the events so far, by number; those that are sent are added. None where nobody wants them.
+        positions: the positions of the events so far, by number; extended as events are sent. None if not wanted.
     """
 
     def __init__(self, parsed: ParsedRequest, formatter: EventFormatter, positions: list[str] | None = None) -> None:
@@ -73,7 +73,7 @@ class NamedEventDelivery:
         self._opened = False
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """One event or more for each output, as it comes."""
+        """Send the events of each output as it comes."""
         finished: ChoiceFinished | None = None
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
@@ -97,7 +97,7 @@ class NamedEventDelivery:
         await writer.end()
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Say so, in the endpoint's own way. Whoever comes back with the id gets the answer from the failure on."""
+        """Send the endpoint's failure events. A client that resumes from their id gets the answer from there on."""
         here, number = str(self._now), self._now.events
         events = enumerate(self._formatter.failing(error, usage), start=number)
         await self._send(writer, ((_numbered(event, at), here) for at, event in events))
@@ -116,7 +116,7 @@ class NamedEventDelivery:
             await writer.write(framed)
 
     def _told(self, delta: ChoiceDelta | None = None) -> Iterator[JsonObject]:
-        """The events of a delta, or of none; in front of the first what opens the answer."""
+        """The events of a delta, if one is given; the first call puts the opening events before them."""
         if not self._opened:
             self._opened = True
             yield from self._formatter.opening()
@@ -124,11 +124,11 @@ class NamedEventDelivery:
             yield from self._formatter.piece(delta)
 
     def _fresh(self, events: Iterable[JsonObject], *, had: bool = False) -> Iterator[tuple[JsonObject, str]]:
-        """Those of the events that the client lacks, each with its position.
+        """The events that the client lacks, each with its position.
 
         Args:
-            events: made only as they are asked for, as the formatter's place is that of the last one made.
-            had: the client has all that they say of the choice.
+            events: made lazily, because the formatter's place is that of the last event made.
+            had: the client already has all that they say of the choice.
         """
         for event in events:
             place = self._formatter.place
@@ -150,5 +150,5 @@ def named_event(event: JsonObject, id_line: bytes = b"") -> bytes:
 
 
 def _numbered(event: JsonObject, number: int) -> JsonObject:
-    """The event with its number in the stream, where its kind has one."""
+    """The event with its number in the stream, if its kind has one."""
     return event if event.get("sequence_number", number) == number else event | {"sequence_number": number}

@@ -1,7 +1,7 @@
-"""Observing requests: when one is over, its record goes to every observer: a counter, the log, spans.
+"""Observe requests: when one is over, its record goes to every observer: a counter, the log, spans.
 
-Observers are called on the event loop, so they must be quick; and what they write must hold no text of a caller's,
-except a request id that was checked.
+Observers are called on the event loop, so they must be quick. Of a caller's text they may write only a checked request
+id and, in spans, its `user` and labels.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ logger = logging.getLogger("penstock.server")
 ACCOUNT = "penstock.account"
 UNROUTED = "none"
 CLIENT_LEFT = 499
-"""The status on record when a client left before its answer began; the number that nginx made customary."""
+"""The status recorded when a client disconnects before its response starts; nginx made the number customary."""
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Account:
-    """What one request wanted from the engine, and what it got. Filled in by the response; one task owns it."""
+    """What one request asked of the engine, and what it got. Filled in by the response; owned by one task."""
 
     __slots__ = ("outputs", "parsed")
 
@@ -45,7 +45,7 @@ class Account:
 
 
 def account_of(scope: Scope) -> Account:
-    """The account of the request with this ASGI scope; a new one where nobody observes."""
+    """The account of the request with this ASGI scope; created if there is none."""
     account: Account = scope.setdefault(ACCOUNT, Account())
     return account
 
@@ -55,18 +55,17 @@ class RequestRecord:
     """One HTTP request, when it is over.
 
     Attributes:
-        id: the request id that the answer carried.
+        id: the request id that the response carried.
         method: an HTTP method, or OTHER.
-        route: the path as it was declared (`/v1/models/{model_id:path}`), so that there are few; `none` where none
-            matched.
-        status: of the answer; 499 when the client left before there was one.
-        complete: whether the answer was sent to its end.
-        started_ns: Unix time at which it came, in nanoseconds.
-        seconds: until it was over.
-        parsed: what was wanted, for requests that the engine serves and that could be read; else None.
-        outputs: what came of it; None where `parsed` is.
+        route: the path as declared (`/v1/models/{model_id:path}`), so that there are few; `none` if none matched.
+        status: status of the response; 499 if the client disconnected before it started.
+        complete: whether the response was sent to its end.
+        started_ns: Unix time of arrival, in nanoseconds.
+        seconds: time from arrival to the end.
+        parsed: the parsed request, if the engine serves it and it could be read; otherwise None.
+        outputs: its outputs; None if `parsed` is None.
         trace_headers: the W3C trace context that the caller sent.
-        refused: the bound that it met; None if it was not refused.
+        refused: the bound that it hit; None if it was not refused.
     """
 
     id: str
@@ -93,7 +92,7 @@ class Observe:
         self._observers = tuple(observers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the application does, then call the observers."""
+        """Pass the request on, then call the observers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -120,7 +119,7 @@ class Observe:
                 refused.tell = partial(self._refused_again, record)
 
     def _refused_again(self, record: RequestRecord, request_id: str, refusal: Overloaded) -> None:
-        """A request like that of a record was refused, at once."""
+        """Report a request that was refused at once, like the one on record."""
         now = time.time_ns()
         self._tell(replace(record, id=request_id, started_ns=now, seconds=0.0, complete=True, refused=refusal.cause))
 
@@ -128,12 +127,12 @@ class Observe:
         for observer in self._observers:
             try:
                 observer(record)
-            except Exception:  # watching a request must not harm it, nor keep the others from watching
+            except Exception:  # a failing observer must harm neither the request nor the other observers
                 logger.exception("an observer failed")
 
 
 class _Watched:
-    """A `send` that remembers what went through."""
+    """Wraps `send`, and remembers what went through."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

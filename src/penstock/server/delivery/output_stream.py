@@ -1,7 +1,7 @@
 """The engine's outputs for one parsed request, as one stream.
 
-Decides how the outputs of several prompts become one stream with choices numbered through, that every prompt is aborted
-when one fails or the client leaves, and how usage adds up. Knows no JSON and no HTTP.
+Merges the outputs of several prompts into one stream with consecutive choice indices, aborts every prompt when one
+fails or the client disconnects, and adds up usage. Knows nothing of JSON or HTTP.
 Invariant: a stream that ends without an error has ended every choice.
 """
 
@@ -36,13 +36,13 @@ class OutputStream:
     """The outputs of a parsed request as one stream. Owned by the one task that answers.
 
     Attributes:
-        usage: of the prompts that have ended, together.
+        usage: total of the prompts that have ended.
         timings: of the same prompts together.
-        sent_tokens: tokens that have come through.
-        finish_reasons: of the choices that have ended.
+        sent_tokens: number of tokens passed on so far.
+        finish_reasons: reasons of the choices that have ended.
         vectors: prompt index -> its embedding, as `Embedding.vector`.
-        prompts: prompt index -> its tokens, where they were asked for and have come.
-        kept: gathers what comes through, of a single request, where somebody wants the whole of a stream.
+        prompts: prompt index -> its tokens, if they were requested and have come.
+        kept: collects the outputs of a single request, if the complete answer of a stream is wanted.
     """
 
     def __init__(self, live: LiveRequests, parsed: ParsedRequest) -> None:
@@ -61,20 +61,20 @@ class OutputStream:
 
     @property
     def complete(self) -> bool:
-        """Whether every prompt has ended, so that no output is to come."""
+        """Whether every prompt has ended, so that no more output will come."""
         return not self._unfinished
 
     @property
     def tokens_so_far(self) -> Usage:
-        """Tokens of the prompts that have come (`EngineRequest.running_usage`), and of the answer as far as it has."""
+        """Tokens of the prompts received so far (`EngineRequest.running_usage`), and of the answer so far."""
         prompts = sum(len(prompt.tokens) for prompt in self.prompts.values())
         return Usage(prompt_tokens=prompts, completion_tokens=self.sent_tokens)
 
     def enter(self) -> None:
-        """Count among the caller's requests from now on until `leave`, rather than while the stream is read.
+        """Count among the caller's requests from now until `leave`, instead of only while the stream is read.
 
         Raises:
-            Overloaded: as many are being answered as the caller may have.
+            Overloaded: the caller is at its limit of requests at once.
         """
         if not self._entered:
             tenant = self._parsed.requests[0].tenant
@@ -82,14 +82,14 @@ class OutputStream:
             self._entered = True
 
     def leave(self) -> None:
-        """Count no more; does nothing the second time."""
+        """Stop counting; does nothing the second time."""
         self._counted.close()
 
     async def stream(self) -> AsyncGenerator[ChoiceDelta | ChoiceFinished, None]:
-        """Deltas and ends, with the whole answer's choice indices. Close it (`aclosing`): that aborts what is left.
+        """Yield deltas and ends, with the whole answer's choice indices. Close it (`aclosing`) to abort what is left.
 
         Raises:
-            PenstockError: as `enter` and `EngineClient.generate`; and `EngineFault` when a request failed on the way.
+            PenstockError: as `enter` and `EngineClient.generate`; and `EngineFault` if a request fails midway.
         """
         names = self._parsed.prompt_fields or repeat("prompt")
         async with AsyncExitStack() as closing:  # closes every request, even when closing one of them fails
@@ -111,7 +111,7 @@ class OutputStream:
             raise EngineFault("The engine ended the answer before it was complete.")
 
     def _translate(self, index: int, output: Output) -> Iterable[ChoiceDelta | ChoiceFinished]:
-        """What `output` of prompt `index` adds to the whole answer; usage, timings and vectors are noted here."""
+        """What `output` of prompt `index` adds to the whole answer; usage, timings and vectors are recorded here."""
         request = self._parsed.requests[index]
         first = index * request.n
         match output:
@@ -158,19 +158,19 @@ class OutputStream:
 
 
 def _echo(prompt: PromptTokens, choice: int, request: EngineRequest) -> ChoiceDelta:
-    """The prompt as the beginning of a choice; its tokens have as many alternatives as the generated ones."""
+    """The prompt as the beginning of a choice; its tokens get as many alternatives as the generated ones."""
     count = request.sampling.get("logprobs", 0)
     return ChoiceDelta(choice, prompt.text, tuple(token.with_top(count) for token in prompt.tokens))
 
 
 def _without_token(end: ChoiceFinished) -> ChoiceFinished:
-    """The end of a choice that was to have no tokens: whatever its one token was, its length ended it."""
+    """The end of a choice that should have no tokens: whatever its one token was, the reason is its length."""
     complete = end.reason in (FinishReason.STOP, FinishReason.LENGTH)
     return ChoiceFinished(end.choice, FinishReason.LENGTH) if complete else end
 
 
 def _after_echo(prompt: PromptTokens, output: ChoiceDelta | ChoiceFinished) -> ChoiceDelta | ChoiceFinished:
-    """`output` of a choice that begins with the prompt, so that its tokens start later in the text."""
+    """`output` of a choice that begins with the prompt: its tokens' starts are moved past the prompt's text."""
     if isinstance(output, ChoiceFinished):
         return output
     before = len(prompt.text)
@@ -184,7 +184,7 @@ def _renumbered(output: ChoiceDelta | ChoiceFinished, first: int) -> ChoiceDelta
 
 
 class Transcript:
-    """Gathers a whole answer from the same stream that would be sent piece by piece. Owned by one task."""
+    """Collects a complete answer from the stream of its pieces. Owned by one task."""
 
     def __init__(self, num_choices: int) -> None:
         self._deltas: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
@@ -198,7 +198,7 @@ class Transcript:
         self._deltas[output.choice].append(output)
 
     def choices(self) -> list[tuple[ChoiceDelta, ChoiceFinished]]:
-        """Every choice as if it had come in one piece, by index.
+        """Every choice joined into one piece, by index.
 
         Raises:
             EngineFault: a choice has not ended.

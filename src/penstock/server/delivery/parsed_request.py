@@ -1,6 +1,6 @@
-"""What an endpoint's parser makes of a body: the requests to the engine, and how the answer is to be sent.
+"""The result of an endpoint's parser: the requests to the engine, and how to send the answer.
 
-A body with several prompts becomes several engine requests and still one answer. Knows no JSON and no HTTP.
+A body with several prompts becomes several engine requests but one answer. Knows nothing of JSON or HTTP.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class ParsedRequest:
     Attributes:
         id: the answer's id; the ids of the engine requests begin with it.
         requests: one for each prompt, all with the same `n`.
-        stream: whether to answer piece by piece.
+        stream: whether to send the answer piece by piece.
         events: whether the pieces are events, which have ids, and not bare text.
         include_usage: whether a stream ends with a usage chunk.
-        running_usage: whether every chunk before it holds the tokens so far.
+        running_usage: whether every chunk before it has the usage so far.
         timings: whether the answer ends with its timings.
-        prompt_logprobs: which log probabilities of its prompts a whole answer holds; None for none.
+        prompt_logprobs: which log probabilities of its prompts a complete answer has; None for none.
         aliases: parameter name in errors -> the name that this caller used.
-        prompt_fields: where each prompt stands in the body, such as `input.3`; empty where all are called `prompt`.
-        at_once: how many of the requests may be in the engine at the same time; the others follow, and wait too where
-            the engine's queue is full. 0 submits all of them, and refuses the whole answer if the queue is full.
-        concurrent: how many requests of its caller may be answered at once; 0 for any number.
-        user: on whose behalf it comes, by the caller's own word; "" for nobody.
-        metadata: labels of the caller's own.
-        prompt_only: nothing is to be generated: the answer has no token beyond the prompts.
-        model: the name that the request asked for, which the answer repeats.
-        created: Unix time at which the request came first.
-        position: how much of a stream the client has already, as an event's id says it; "" for nothing.
+        prompt_fields: each prompt's field in the body, such as `input.3`; empty if all are called `prompt`.
+        at_once: how many of the requests may be in the engine at once; the others follow, and also wait while the
+            engine's queue is full. 0 submits all of them, and refuses the whole answer if the queue is full.
+        concurrent: how many requests of its caller may be answered at once; 0 for no limit.
+        user: the end user whom the caller names; "" for none.
+        metadata: the caller's own labels.
+        prompt_only: whether nothing is generated: the answer has no token beyond the prompts.
+        model: the requested model name, which the answer repeats.
+        created: Unix time at which the request first came.
+        position: how much of a stream the client already has, as in an event's id; "" for nothing.
     """
 
     id: str

@@ -1,7 +1,7 @@
-"""How much of a choice somebody has, measured so that it is the same however the choice came in pieces.
+"""How much of a choice a client has, measured independently of how the choice was cut into pieces.
 
 Outputs that wait for a slow reader are joined, so the events of two runs of one request may be cut in different places.
-What they add up to is the same: a `Place` counts that, and two runs can be compared by it.
+Their total is the same: a `Place` counts it, so that two runs can be compared.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Place(NamedTuple):
     """How much of one choice has come.
 
     Attributes:
-        tokens: tokens.
+        tokens: number of tokens.
         text: characters of text.
         reasoning: characters of reasoning.
-        calls: characters of the calls' arguments, and one for each call that has begun.
+        calls: characters of the calls' arguments, plus one for each call that has begun.
     """
 
     tokens: int = 0
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     calls: int = 0
 
     def past(self, delta: ChoiceDelta) -> Place:
-        """The place behind `delta`."""
+        """The place after `delta`."""
         tokens, text, reasoning, calls = self
         if delta.reasoning or delta.calls:  # few deltas of plain text have either
             reasoning += len(delta.reasoning)
@@ -40,26 +40,26 @@ class Place(NamedTuple):
         return Place(tokens + len(delta.tokens), text + len(delta.text), reasoning, calls)
 
     def plus(self, *, text: int = 0, reasoning: int = 0, calls: int = 0) -> Place:
-        """The place behind so many more characters."""
+        """The place after so many more characters."""
         return Place(self.tokens, self.text + text, self.reasoning + reasoning, self.calls + calls)
 
     def behind(self, other: Place) -> Place:
-        """How much of this is behind an earlier place."""
+        """How far this place is past an earlier one."""
         return Place(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
     def reaches(self, other: Place) -> bool:
-        """Whether it has all that `other` has."""
+        """Whether this place includes all of `other`."""
         return all(mine >= theirs for mine, theirs in zip(self, other, strict=True))
 
 
 START = Place()
 
 MOST_TOKENS = 64
-"""In one event; with 20 alternatives to each, and their bytes, that is 100 KB."""
+"""Most tokens in one event; with 20 alternatives to each, and their bytes, that is 100 KB."""
 
 
 def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[ChoiceDelta, ChoiceDelta]:
-    """A choice's deltas from its beginning on, joined, in two parts: up to `place` and from there on."""
+    """Join a choice's deltas and split them in two: up to `place`, counted from the first delta, and from there on."""
     whole = ChoiceDelta(choice, "", ())
     parts = list(deltas)
     calls = [piece for delta in parts for piece in delta.calls]
@@ -71,7 +71,7 @@ def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[Cho
         tokens=tokens[: place.tokens],
         reasoning=reasoning[: place.reasoning],
         calls=before_calls,
-        # These are final with the first text behind the reasoning, wherever in the reasoning the place is.
+        # These are final with the first text after the reasoning, wherever in the reasoning the place is.
         reasoning_tokens=sum(delta.reasoning_tokens for delta in parts),
     )
     after = whole._replace(
@@ -84,11 +84,11 @@ def split(choice: int, deltas: Iterable[ChoiceDelta], place: Place) -> tuple[Cho
 
 
 def in_parts(delta: ChoiceDelta, begun: int) -> Iterator[ChoiceDelta]:
-    """A delta in parts of at most `MOST_TOKENS` tokens: what has waited for a slow reader must be no event of any size.
+    """Split a delta into parts of at most `MOST_TOKENS` tokens, so that a slow reader's events stay bounded in size.
 
     Args:
-        delta: one with calls, or with reasoning and text, stays whole: their order would be lost.
-        begun: characters of the choice's text in front of it.
+        delta: one with calls, or with both reasoning and text, stays whole: their order would be lost.
+        begun: characters of the choice's text before it.
     """
     if delta.calls or (delta.reasoning and delta.text):
         yield delta
@@ -97,7 +97,7 @@ def in_parts(delta: ChoiceDelta, begun: int) -> Iterator[ChoiceDelta]:
     for first in range(0, count, MOST_TOKENS):
         end = min(first + MOST_TOKENS, count)
         to = len(delta.text) if end == count else delta.tokens[end].start - begun
-        if not text <= to <= len(delta.text):  # of a parsed answer: its tokens are placed in what was parsed
+        if not text <= to <= len(delta.text):  # a parsed answer: its tokens' starts refer to the text before parsing
             to = max(text, len(delta.text) * end // count)
         thought = len(delta.reasoning) * end // count
         yield ChoiceDelta(

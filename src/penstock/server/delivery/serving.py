@@ -1,7 +1,7 @@
-"""What every endpoint is given: the engine, what it says of itself, the limits, and how a request's body is read.
+"""What every endpoint gets: the engine, its model card, the limits, and the reading of request bodies.
 
-Decides how a body becomes a `ParsedRequest` on behalf of a caller: parsed (with `--compat`, after taking out what would
-be refused; with `--normalize-prompts`, with what changes at its end), then bound to the caller's key and timeout.
+Decides how a body becomes a `ParsedRequest` on behalf of a caller: parsed (with `--compat`, without the fields that
+would be refused), normalised (with `--normalize-prompts`), then bound to the caller's key and timeout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.server.http.own_timeout import own_timeout
 __all__ = ["Parse", "Serving", "bound"]
 
 NOTHING_LEFT = 204
-"""Tells whoever reads events not to come again (WHATWG HTML, section "Server-sent events")."""
+"""Tells a reader of events not to reconnect (WHATWG HTML, section "Server-sent events")."""
 
 T = TypeVar("T")
 Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], ParsedRequest]
@@ -50,11 +50,11 @@ class Serving:
     """One served engine.
 
     Attributes:
-        streams: those that were begun, and may be resumed.
-        memory: is told what the endpoints' stores take.
-        answers: where stored answers are written down; None keeps them in memory alone.
+        streams: streams that were begun and may be resumed.
+        memory: accounts for the memory of the endpoints' stores.
+        answers: where stored answers are written; None keeps them in memory only.
         stopping: set when the server begins to stop.
-        around: each is entered when the server begins to serve, and left when it ends.
+        around: makers of contexts that are entered when the server begins to serve, and left when it ends.
     """
 
     client: EngineClient
@@ -82,10 +82,10 @@ class Serving:
     async def accept(
         self, http_request: Request, prefix: str, parse: Callable[[JsonObject, str], tuple[ParsedRequest, T]]
     ) -> tuple[ParsedRequest, T]:
-        """As `parse`, with a parser that takes the body and the id, and makes something else beside the request.
+        """As `parse`, with a parser that takes the body and the id, and returns something else beside the request.
 
         Raises:
-            RequestError: it cannot be served, or it asks for the rest of a stream that it did not begin.
+            RequestError: it cannot be served, or it asks to resume a stream that it did not begin.
         """
         tenant = caller_of(http_request.scope).name
         origin = await self.streams.origin(http_request.headers, prefix, tenant)
@@ -100,7 +100,7 @@ class Serving:
         return bound, beside
 
     async def read(self, http_request: Request, parse: Callable[[JsonObject], T]) -> T:
-        """Read any other request's body.
+        """Read the body of any request; with `--compat`, without the fields that would be refused.
 
         Raises:
             RequestError: it cannot be served.
@@ -111,12 +111,12 @@ class Serving:
         return parse_leniently(body, parse, self.access.limits.max_ignored_params, http_request.scope)
 
     def bind(self, parsed: ParsedRequest, http_request: Request) -> ParsedRequest:
-        """The same on its caller's behalf: by whose key, which gives it a tenant and a prefix cache, and for how long.
+        """Bind a request to its caller's key, which gives it a tenant and a prefix cache, and to its timeout.
 
-        What is done to its prompts is left for the answer's headers.
+        Prompts are normalised too; a response header lists what was done to them.
 
         Raises:
-            InvalidParameter: the caller's own timeout is none.
+            InvalidParameter: the caller's timeout header is malformed.
         """
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)
@@ -126,7 +126,7 @@ class Serving:
         return bound(parsed, caller, seconds)
 
     def normalize(self, parsed: ParsedRequest) -> tuple[ParsedRequest, tuple[str, ...]]:
-        """The same with conversations that begin alike beginning alike, where that is wanted, and what was done."""
+        """The request with normalised conversations, if the option is on, and what was done to them."""
         if not self.access.normalize_prompts:
             return parsed, ()
         requests: list[EngineRequest] = []
@@ -138,13 +138,13 @@ class Serving:
         return replace(parsed, requests=tuple(requests)), tuple(done)
 
     def respond(self, parsed: ParsedRequest, delivery: Delivery) -> Response:
-        """The HTTP answer to a parsed request; an empty one where the client has the whole of a stream already."""
+        """The HTTP response to a parsed request; an empty one if the client already has the whole stream."""
         if parsed.position == END:
             return Response(status_code=NOTHING_LEFT)
         return EngineResponse(self.live, self.streams, parsed, delivery)
 
 
 def bound(parsed: ParsedRequest, caller: Caller, max_seconds: float = 0.0) -> ParsedRequest:
-    """The same on a caller's behalf; without `max_seconds` it may take as long as the server allows."""
+    """Bind a request to a caller; without `max_seconds` it may take as long as the server allows."""
     requests = tuple(replace(caller.bind(each), max_seconds=max_seconds) for each in parsed.requests)
     return replace(parsed, requests=requests, concurrent=caller.concurrent)

@@ -1,16 +1,16 @@
-"""The answers that this server began and may have to give again: what that takes, and who may ask for it.
+"""The answers that this server began and may have to repeat: what is remembered of them, and who may resume them.
 
-An answer depends on its request alone, so the rest of a stream is the same request once more, less what the client has.
-The client sends the request again, and with it the id of the last event that it has (`Last-Event-ID`, WHATWG HTML,
-section "Server-sent events"). What the request does not say is known here: the answer's id, the time that it names, and
-that this caller began it with this very body. The seed of a request that names none follows from the answer's id.
-Nothing is kept of an answer, and nothing goes on for a client that left.
+An answer depends on its request alone, so a stream is resumed by computing the same request again and skipping what the
+client has. The client sends the request again, with the id of the last event that it has (`Last-Event-ID`, WHATWG HTML,
+section "Server-sent events"). What the request does not say is remembered here: the answer's id, its creation time, and
+that this caller began it with this very body. If the request names no seed, the seed is derived from the answer's id.
+Nothing of an answer is kept, and nothing goes on for a client that has disconnected.
 
-A request with an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header) has an answer whose id follows from the
-key, so the same request with the same key has the same answer, also where it names no seed.
+If a request has an `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header), its answer's id is derived from the
+key, so the same request with the same key gets the same answer, even if it names no seed.
 
-Invariant: one answer has one reader. Whoever comes back ends the connection that it had before, if the server has not
-noticed yet that it is gone. Confined to one event loop.
+Invariant: one answer has one reader. A client that resumes ends its earlier connection, if the server has not yet
+noticed that it is gone. Confined to one event loop.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Origin:
     """Where an answer comes from: a new request, or one that was begun before.
 
     Attributes:
-        id: the answer's.
+        id: the answer's id.
         created: Unix time at which it was begun.
         tenant: who asks for it.
         position: what the client has of it; "" for nothing.
-        begun: how it was begun; None for a new one.
+        begun: the record of its beginning; None for a new answer.
         keyed: whether it has an idempotency key.
-        resumed: whether its rest is asked for.
+        resumed: whether the client asks to resume it.
     """
 
     id: str
@@ -78,8 +78,8 @@ class Streams:
     """The streams of one application; see the module.
 
     Args:
-        most: how many are remembered. Where there are more, the oldest of the caller with the most is forgotten.
-        journal: remembers more, and beyond the end of the server; None where there is none.
+        most: how many are remembered; beyond that, the oldest of the caller with the most is forgotten.
+        journal: remembers more, also across restarts; None if there is none.
     """
 
     def __init__(self, most: int, journal: Journal | None = None) -> None:
@@ -91,15 +91,15 @@ class Streams:
 
     @property
     def bytes(self) -> int:
-        """Memory of the streams that are remembered, nearly."""
+        """Approximate memory of the remembered streams."""
         return self._count * STREAM_BYTES
 
     async def origin(self, headers: Mapping[str, str], prefix: str, tenant: str) -> Origin:
-        """Whether a request asks for a new answer, whose id will begin with `prefix`, for a known one, or for its rest.
+        """Tell whether a request asks for a new answer (with an id from `prefix`), for a known one, or to resume one.
 
         Raises:
-            InvalidParameter: the idempotency key is none, or another answer's.
-            HttpRefusal: there is no such answer of this caller's, or it would not be the same any more.
+            InvalidParameter: the idempotency key is malformed, or another answer's.
+            HttpRefusal: this caller has no such answer to resume, or the answer would no longer be the same.
         """
         last, key = headers.get(HEADER), headers.get(KEY_HEADER)
         if last is None and key is None:
@@ -124,11 +124,11 @@ class Streams:
         return Origin(begun.id, begun.created, tenant, position, begun, keyed=keyed, resumed=resumed)
 
     def begin(self, origin: Origin, body: JsonObject, parsed: ParsedRequest) -> ParsedRequest:
-        """`parsed` as the request that has this origin; it is remembered, but not in the journal yet.
+        """Give `parsed` its origin and its seeds. An answer in events or with a key is remembered, not yet journalled.
 
         Raises:
-            HttpRefusal: it is not the request that the answer was begun with.
-            InvalidParameter: there is an event's id, but no events are asked for.
+            HttpRefusal: the answer was begun with another body.
+            InvalidParameter: the request is to resume a stream, but does not ask for events.
         """
         in_events = parsed.stream and parsed.events
         if origin.resumed and not in_events:
@@ -154,17 +154,17 @@ class Streams:
         return None if own is None else own.get(answer_id)
 
     async def write_down(self, origin: Origin) -> None:
-        """Have a new stream survive the end of this server, where there is a journal."""
+        """Write a new stream to the journal, if there is one, so that it survives the end of this server."""
         begun = self._known(origin.id, origin.tenant)
         if self._journal is not None and origin.begun is None and begun is not None:
             await self._journal.add(begun)
 
     @asynccontextmanager
     async def reading(self, answer_id: str) -> AsyncGenerator[None, None]:
-        """Be the one that answers, until the block ends; whoever did so before is ended, and waited for.
+        """Become the one task that answers, until the block ends; an earlier one is ended and waited for.
 
         Raises:
-            Resumed: somebody else wants to.
+            Resumed: a later task has taken over.
         """
         while (other := self._answering.get(answer_id)) is not None:
             other.end()
@@ -194,7 +194,7 @@ class Streams:
 
 
 class _Reading:
-    """A task that answers, and may have to make way."""
+    """A task that answers, and may be ended by a later one."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -212,19 +212,19 @@ class _Reading:
 
 
 def with_seed(request: EngineRequest) -> EngineRequest:
-    """The request with the seed that follows from its id, for sampling that is random and names none.
+    """Give the request a seed derived from its id, for random sampling that names none.
 
-    The id is 128 random bits, so the seed is as good as one that is drawn, and needs to be kept nowhere.
+    The id has 128 bits, random or hashed from a key, so the seed is as good as a drawn one, and need not be stored.
     """
     digest = hashlib.blake2b(request.id.encode(), digest_size=8, person=b"penstock seed").digest()
     return replace(request, drawn_seed=int.from_bytes(digest, "little") >> (64 - SEED_BITS))
 
 
 def _keyed_id(prefix: str, tenant: str, key: str) -> str:
-    """The id of the answer that this caller gave the key to.
+    """The id of the answer to which this caller gave the key.
 
     Raises:
-        InvalidParameter: it is no key.
+        InvalidParameter: the key is malformed.
     """
     if not KEY.fullmatch(key):
         raise InvalidParameter(KEY_HEADER, f"{KEY_HEADER} must have 1 to 255 printable ASCII characters, no spaces.")

@@ -1,7 +1,7 @@
-"""Reading the outputs of several requests as one stream, fairly, with a limit on how many are in the engine.
+"""Read the outputs of several requests as one stream, fairly, with a limit on how many are in the engine.
 
-Knows nothing of what the outputs say. Invariants: at most one output of each request is held here, so a slow reader
-costs nothing; at most `at_once` requests are in the engine.
+Does not look into the outputs. Invariants: at most one output of each request is held here, so a slow reader costs
+nothing; at most `at_once` requests are in the engine.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from penstock.server.delivery.live_requests import LiveRequest
 __all__ = ["take_in_turns"]
 
 PAUSE_SECONDS = 0.2
-"""Between two tries to submit a request that the engine had no room for."""
+"""Pause between attempts to submit a request that the engine had no room for."""
 
 
 async def take_in_turns(opened: Sequence[LiveRequest], at_once: int) -> AsyncGenerator[tuple[int, Output], None]:
-    """(prompt index, output), taking in turn from every prompt that has something.
+    """Yield (prompt index, output), in turn from every prompt that has one.
 
     With `at_once`, a request that the engine's queue has no room for waits until another has ended. If the queue takes
-    none to begin with, that error is raised. Once some were taken, their work is not thrown away: the
-    others are tried again until they are taken, or until whoever reads this gives up.
+    none at first, that error is raised. Once it has taken some, their work is not thrown away: the others are retried
+    until they are taken or the reader gives up.
 
     Raises:
-        PenstockError: as `EngineClient.generate`, of the first request that fails.
+        PenstockError: as `EngineClient.generate`, from the first request that fails.
     """
     turns = _Turns(opened, at_once)
     turns.begin(len(opened))
@@ -48,7 +48,7 @@ async def take_in_turns(opened: Sequence[LiveRequest], at_once: int) -> AsyncGen
 
 
 class _Turns:
-    """Which requests wait to begin, and which have a task that waits for their next output."""
+    """Tracks which requests wait to begin, and which have a task that waits for their next output."""
 
     def __init__(self, opened: Sequence[LiveRequest], at_once: int) -> None:
         self.waiting = deque(range(len(opened)))
@@ -58,7 +58,7 @@ class _Turns:
         self._taken = False  # whether the engine has taken any
 
     def begin(self, most: int) -> None:
-        """Let some of the waiting ones begin."""
+        """Begin up to `most` of the waiting requests, within `at_once`."""
         for _ in range(min(most, len(self.waiting), (self._at_once or len(self._opened)) - len(self.pending))):
             self.go_on(self.waiting.popleft())
 
@@ -79,7 +79,7 @@ class _Turns:
             return index, None
         self._taken = True
         if output is None:
-            self.begin(2)  # in its place, and in one that was lost when the engine had no room
+            self.begin(2)  # in its place, and in one lost earlier when the engine had no room
         return index, output
 
     async def cancel(self) -> None:

@@ -1,1 +1,1 @@
-"""What any HTTP API needs: who may call, bodies and their limits, connections, errors, routes, and running it all."""
+"""What any HTTP API needs: access control, body limits, connections, errors, routes, and the server's run loop."""

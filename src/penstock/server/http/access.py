@@ -1,7 +1,7 @@
-"""Who may call this server: API keys, host names, web pages' origins.
+"""Access control: API keys, Host names, and origins of web pages.
 
 Decides what counts as a key, where keys come from, and that a server without keys listens on this machine only. Keys
-are kept as SHA-256 digests; a key is compared with all of them, in constant time.
+are kept as SHA-256 digests; a given key is compared with every digest, in constant time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENVIRONMENT = (("PENSTOCK_API_KEY", False), ("PENSTOCK_ADMIN_KEY", True))
 
 @dataclass(frozen=True, slots=True)
 class ApiKeys:
-    """Who has a key: a caller for each."""
+    """The accepted API keys, one `Caller` each."""
 
     callers: tuple[Caller, ...] = ()
 
@@ -53,15 +53,15 @@ class ApiKeys:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The rules of one server.
+    """The access rules of one server.
 
     Attributes:
-        hosts: names that the Host header may hold, without port; empty for any.
-        probe_hosts: the same on the port for probes.
-        origins: origins of web pages that may call; `*` for any.
-        compat: whether unsupported fields are taken out and listed rather than refused.
-        normalize_prompts: whether lines that change are taken out of the front of system prompts.
-        request_seconds: how long a request may take; 0 for any time.
+        hosts: names allowed in the Host header, without port; empty allows any.
+        probe_hosts: the same for the probe port.
+        origins: origins of web pages that may call; `*` allows any.
+        compat: whether unsupported fields are dropped and listed instead of refused.
+        normalize_prompts: whether changing lines are taken out of the front of system prompts.
+        request_seconds: time limit of a request; 0 for none.
     """
 
     keys: ApiKeys = ApiKeys()
@@ -75,11 +75,10 @@ class Access:
 
 
 def open_access(config: ServerConfig, environ: Mapping[str, str]) -> Access:
-    """The rules that the operator chose.
+    """Build the access rules from the operator's options and the environment.
 
     Raises:
-        ConfigError: an option or the key file cannot be used, or other machines can reach the server and there is no
-        key.
+        ConfigError: a key or the key file cannot be used, or other machines can reach the server and there is no key.
     """
     keys = read_keys(config.api_key_file, environ)
     if not keys and not is_loopback(config.host):
@@ -101,14 +100,14 @@ def open_access(config: ServerConfig, environ: Mapping[str, str]) -> Access:
 
 
 def _hosts(listening: str, asked: frozenset[str]) -> frozenset[str]:
-    """The names of a server that listens on `listening`, of which the operator wants `asked` beside its own."""
+    """The allowed Host names of a server on address `listening`: its own and the operator's `asked`; empty for any."""
     if ANY in asked or not (is_loopback(listening) or asked):
         return frozenset()
     return LOOPBACK_NAMES | asked | {listening.lower()}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`; a name other than localhost never counts."""
+    """Whether only this machine can reach a server on `host`; of names, only localhost counts."""
     if host.lower() == "localhost":
         return True
     try:
@@ -118,10 +117,11 @@ def is_loopback(host: str) -> bool:
 
 
 def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFAULT_SERVER_LIMITS) -> ApiKeys:
-    """The keys in a file ("" for no file) and in the environment.
+    """Read the keys in a file ("" for no file) and in the environment.
 
     Raises:
-        ConfigError: the file cannot be read, is readable by every user, holds no key, or holds a malformed one.
+        ConfigError: the file cannot be read, is open to every user or holds no key, or there are too many keys or a
+            malformed one.
     """
     found = [_Key(environ[name], name, admin=admin) for name, admin in ENVIRONMENT if environ.get(name)]
     if path:
@@ -142,7 +142,7 @@ def _caller(key: _Key) -> Caller:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key and where it is written."""
+    """A key, its options, and where it was given."""
 
     text: str
     where: str
@@ -152,7 +152,7 @@ class _Key:
 
 
 def _file_keys(path: Path) -> Iterator[_Key]:
-    """The key of every line that has one."""
+    """Yield the key of each line; blank lines and comments have none."""
     try:
         if os.name == "posix" and path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
             raise ConfigError("api_key_file", f"{path} is open to every user of this machine; do: chmod 600 {path}")

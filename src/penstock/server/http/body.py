@@ -1,6 +1,6 @@
-"""Reading a request's body, with limits on its size and its time, and only if it is declared as JSON.
+"""Read a request body: JSON only, within limits on size and time.
 
-Bytes are counted as they arrive, whatever Content-Length promised.
+Bytes are counted as they arrive, whatever Content-Length says.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from penstock.server.http.failures import BodyTooLarge, BodyTooSlow, Unsupported
 __all__ = ["discard_body", "read_json"]
 
 DEADLINE_SECONDS = 30.0
-"""For the whole body."""
+"""Time limit for reading the whole body."""
 
 DISCARD_SECONDS = 1.0
-"""How long a refused body is still read: a client that is writing would otherwise see a reset in place of the 413."""
+"""How long a refused body is still read: otherwise a client that is still writing sees a reset instead of the 413."""
 
 INLINE_BYTES = 64 * 1024
 """Larger bodies are parsed off the event loop, so that they do not hold up other streams."""
 
 
 async def read_json(http_request: Request, limit: int) -> JsonObject:
-    """The body as an object.
+    """Read the body as a JSON object.
 
     Raises:
         RequestError: wrong media type, more than `limit` bytes, too slow, or not strict JSON.
@@ -51,12 +51,12 @@ async def read_json(http_request: Request, limit: int) -> JsonObject:
 
 
 async def discard_body(receive: Receive, limit: int) -> bool:
-    """Read the body of a request that is refused, for a moment and not much more than `limit` bytes; keep nothing.
+    """Read and drop the body of a refused request, for at most `DISCARD_SECONDS` and about `limit` bytes.
 
-    Whoever is still writing when the connection is closed sees a reset, and may never read why.
+    A client that is still writing when the connection closes sees a reset, and may never read the refusal.
 
     Returns:
-        Whether that was the whole body, so that the connection can go on.
+        Whether the whole body was read, so that the connection can be reused.
     """
     with suppress(ClientLeft):
         return await _discard(_pieces(receive), limit)
@@ -92,7 +92,7 @@ async def _collect(pieces: AsyncIterator[bytes], limit: int) -> bytes:
 
 
 async def _discard(pieces: AsyncIterator[bytes], limit: int) -> bool:
-    """Read on for a moment, keeping nothing, and never more than another `limit` bytes; whether that was all."""
+    """Read and drop the rest within `DISCARD_SECONDS` and about `limit` bytes; return whether the body ended."""
     size = 0
     try:
         async with asyncio.timeout(DISCARD_SECONDS):

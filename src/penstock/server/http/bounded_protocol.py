@@ -1,8 +1,8 @@
-"""One HTTP connection, as uvicorn keeps it, with bounds on what it may cost.
+"""uvicorn's protocol for one HTTP connection, with bounds on what a connection may cost.
 
-A client must send its headers in time and read its answer in time, or the connection is cut, which ends its work like
-any departure. Connections are capped. Bytes that are not HTTP are answered with an OpenAI error object, too; so is what
-two readers of HTTP could take for different requests, since one of them may be a proxy that guards this server.
+A client must send its headers in time and read its response in time; otherwise the connection is closed, which cancels
+its work as any disconnect does. Connections are capped. Bytes that are not valid HTTP are answered with an OpenAI error
+object, and so are ambiguous requests, which a proxy that guards this server might parse differently.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.server.http.known_refusals import NOT_BEGUN, Begun, KnownRefusals,
 __all__ = ["SURPLUS", "BoundedProtocol", "bounded_protocol"]
 
 SURPLUS = 2
-"""From so many times the limit on, connections are closed without an answer."""
+"""Connections beyond this multiple of the cap are closed without a response."""
 
 
 OnRefusal = Callable[[RefusalCause], None]
 
 
 def _count_nowhere(_: RefusalCause) -> None:
-    """Refusals on a port that clients do not use."""
+    """Ignore refusals on a port that clients do not use."""
 
 
 def bounded_protocol(
@@ -40,35 +40,35 @@ def bounded_protocol(
     on_refusal: OnRefusal = _count_nowhere,
     known_refusals: KnownRefusals | None = None,
 ) -> Any:
-    """The value of `uvicorn.Config`'s `http`.
+    """Return the value for `uvicorn.Config(http=...)`.
 
     Args:
-        limits: on connections.
-        max_connections: that are answered.
-        on_refusal: told of each refusal that no application hears of.
-        known_refusals: what is refused again without the application.
+        limits: limits on headers and on slow clients.
+        max_connections: further connections are refused.
+        on_refusal: called for each refusal that the application does not see.
+        known_refusals: refusals that are repeated without the application.
     """
     return partial(BoundedProtocol, limits, max_connections, on_refusal, known_refusals)
 
 
 class _Connection(h11.Connection):
-    """h11's connection state, stricter on the way in, and with less to do on the way out.
+    """h11's connection state, stricter on input and cheaper on output.
 
-    Nearly every event there is one more chunk of a body: it changes no state, yet h11 spends a tenth of what a streamed
-    token costs the event loop on it. And an answer whose length is known goes out in one write: a second one would
-    cost a sixth of the time of a refusal.
+    Nearly every output event is a chunk of a body. It changes no state, yet h11 takes a tenth of the event loop's time
+    per streamed token for it, so chunks are written here. A response of known length goes out in one write: a second
+    write would add a sixth to the cost of a refusal.
     """
 
     def __init__(self, max_header_bytes: int) -> None:
         super().__init__(h11.SERVER, max_header_bytes)
         self._in_chunks = False
-        self._head = b""  # of an answer whose length is known, until its body begins
-        self.whole_answer = b""  # the last one of known length
+        self._head = b""  # head of a response of known length, held back until its body begins
+        self.whole_answer = b""  # the last response of known length
 
     def send(self, event: h11.Event) -> Any:
-        """As h11's: the bytes to write, or None to close the connection."""
+        """Return the bytes to write, or None to close the connection, as in h11."""
         if self._in_chunks and type(event) is h11.Data:
-            # An empty chunk would be the end (RFC 9112, section 7.1).
+            # An empty chunk would end the body (RFC 9112, section 7.1).
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
         written = super().send(event)
         if isinstance(event, h11.Response) and written:
@@ -84,11 +84,11 @@ class _Connection(h11.Connection):
         return written
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11's, but without what RFC 9112 lets a server refuse, and others read in another way.
+        """Return the next event as h11 does, but refuse ambiguous requests, as RFC 9112 permits.
 
         Raises:
-            h11.RemoteProtocolError: two headers say where the body ends (section 6.1), a line ends without a carriage
-                return (section 2.2), or a header goes on in the next line (section 5.2).
+            h11.RemoteProtocolError: the request has both Content-Length and Transfer-Encoding (section 6.1), a line
+                ends without a carriage return (section 2.2), or a header is folded (section 5.2).
         """
         if self.their_state is h11.IDLE:
             _require_strict_lines(self.trailing_data[0])
@@ -99,7 +99,7 @@ class _Connection(h11.Connection):
 
 
 def _require_strict_lines(received: bytes) -> None:
-    """Hold the lines of a head, or of as much of it as has come, to what is in `_Connection.next_event`."""
+    """Apply the line rules of `_Connection.next_event` to a request head, or to the part received so far."""
     head = received.lstrip(b"\r\n").partition(b"\r\n\r\n")[0]
     bare = head.count(b"\n") != head.count(b"\r\n")
     if bare or b"\n " in head or b"\n\t" in head:
@@ -107,7 +107,7 @@ def _require_strict_lines(received: bytes) -> None:
 
 
 class BoundedProtocol(H11Protocol):
-    """See the module. Confined to the event loop."""
+    """One bounded connection; see the module. Confined to the event loop."""
 
     conn: _Connection
 
@@ -122,7 +122,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(**arguments)
         self._on_refusal = on_refusal
         self._known_refusals = known_refusals
-        self._begun = NOT_BEGUN  # what came when nothing was under way
+        self._begun = NOT_BEGUN  # the start of the current request, if the connection was idle before it
         self.conn = _Connection(limits.max_header_bytes)
         self._limits = limits
         self._max_connections = max_connections
@@ -131,7 +131,7 @@ class BoundedProtocol(H11Protocol):
         self._waiting_for_reader: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected; its first request's headers are awaited."""
+        """Start the header timer, or close a connection far beyond the cap."""
         super().connection_made(transport)
         self._surplus = len(self.connections) > self._max_connections
         if len(self.connections) > SURPLUS * self._max_connections:
@@ -141,7 +141,7 @@ class BoundedProtocol(H11Protocol):
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
-        """More of a request."""
+        """Handle more bytes of a request, unless it can be refused without the application."""
         if self._surplus:
             message = f"{self._max_connections} connections are open already."
             self._refuse(Overloaded(message, cause=RefusalCause.CONNECTIONS))
@@ -157,17 +157,17 @@ class BoundedProtocol(H11Protocol):
             self._reader_came()
 
     def pause_writing(self) -> None:
-        """The client does not read: the write buffer is full."""
+        """The write buffer is full: give the client a time limit to read."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: drop its time limit."""
         super().resume_writing()
         self._reader_came()
 
     def on_response_complete(self) -> None:
-        """The answer has been handed to the transport; the client has yet to read the end of it."""
+        """The transport has the whole response; the client may not have read it yet. Learn it if it is a refusal."""
         if self.transport.get_write_buffer_size():
             self._await_reader()
         if self._known_refusals is not None and self._begun.digest:
@@ -178,41 +178,41 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Cancel the timers of a closed connection."""
         self._headers_came()
         self._reader_came()
         super().connection_lost(exc)
 
     def finish(self) -> None:
-        """Take no more requests but one that may be on its way: a client that has just connected, or begun to write."""
+        """Take no more requests, except one in flight: on a connection without any yet, or one partly received."""
         if self.cycle is None or not self.cycle.response_complete:
             self.end_after_answer()
         elif not self.conn.trailing_data[0]:
             self.shutdown()
 
     def end_after_answer(self) -> None:
-        """Close the connection after the answer that is being written, if one is."""
+        """Close the connection after the current response, if there is one."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def abort(self) -> None:
-        """Close the connection now, whatever was still to be written."""
+        """Close the connection now, and drop unwritten data."""
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's text says no more than this)
-        """Answer bytes that are not HTTP."""
+        """Refuse bytes that are not valid HTTP."""
         most = self._limits.max_header_bytes
         message = f"This is not a valid HTTP request, or its headers have more than {most} bytes."
         self._refuse(HttpRefusal(400, message, code="invalid_http", cause=RefusalCause.HEADERS))
 
     def _rests(self) -> bool:
-        """Whether nothing is under way: what comes next is the beginning of a request."""
+        """Whether the connection is idle, so that the next bytes begin a request."""
         conn = self.conn
         idle = conn.our_state is h11.IDLE and conn.their_state is h11.IDLE and not conn.trailing_data[0]
         return idle and not self.flow.write_paused and not self.transport.is_closing()
 
     def _refuse_again(self) -> bool:
-        """Whether the request that has just begun was refused as another before it."""
+        """Refuse the request that has just begun if its refusal is known; return whether it was refused."""
         if self._known_refusals is None or not self._begun.digest:
             return False
         answer = self._known_refusals.answer(self._begun, self.server_state.default_headers)
@@ -220,7 +220,7 @@ class BoundedProtocol(H11Protocol):
             return False
         self._headers_came()
         self.transport.write(answer)
-        self._begun = NOT_BEGUN  # nothing is to be learned from it
+        self._begun = NOT_BEGUN  # nothing to learn from a repeated refusal
         self.on_response_complete()
         return True
 
@@ -253,14 +253,14 @@ class BoundedProtocol(H11Protocol):
             self.transport.abort()
 
     def _refuse(self, error: PenstockError) -> None:
-        """Answer without asking the application, and close."""
+        """Send an error without asking the application, and close the connection."""
         self._headers_came()
         if self.transport.is_closing():
             return
         if error.cause is not None:
             self._on_refusal(error.cause)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # in the middle of another answer: nothing can be said
+            self.transport.abort()  # another response is half written: no error can be sent
             return
         response = error_response(error)
         request_id = new_request_id().encode()

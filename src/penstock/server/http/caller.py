@@ -1,4 +1,4 @@
-"""The caller of a request, by API key, and what follows from it: the tenant and the prefix-cache salt.
+"""The caller of a request, identified by API key, and its tenant and prefix-cache salt.
 
 The salt that reaches the engine is an HMAC (RFC 2104) of the caller's `cache_salt`, keyed by the digest of the API key.
 So callers with different keys never share cached KV, and the engine learns neither the key nor the caller's salt.
@@ -26,9 +26,9 @@ class Caller:
 
     Attributes:
         digest: SHA-256 of the API key; empty where the server has no keys.
-        admin: whether the admin routes are open to it.
-        share: how much of the machine it gets beside others that have 1, under the policy `fair`.
-        concurrent: how many of its requests may be answered at once; 0 for any number.
+        admin: whether it may use the admin routes.
+        share: its share of the machine under the `fair` policy, relative to callers with 1.
+        concurrent: how many of its requests may run at once; 0 for no limit.
     """
 
     digest: bytes = b""
@@ -38,7 +38,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """Tells callers apart without revealing their keys; "" where the server has no keys."""
+        """An id that tells callers apart without revealing their keys; "" where the server has no keys."""
         return hmac.new(self.digest, b"name", hashlib.sha256).hexdigest()[:NAME_CHARS] if self.digest else ""
 
     def bind(self, request: EngineRequest) -> EngineRequest:

@@ -1,8 +1,8 @@
-"""`--compat`: fields that would be refused are taken out of the body, and listed in the answer's headers.
+"""`--compat`: drop fields that would be refused from the body, and list them in a response header.
 
-Only fields that are unknown or unsupported are taken out; a wrong type, a value out of range or a missing field stays
-an error. This works with any parser: it is run again without the field that it refused, so the header lists exactly
-what had no effect.
+Only unknown and unsupported fields are dropped; a wrong type, a value out of range or a missing field stays an error.
+This works with any parser: it runs again without the field that it refused, so the header lists exactly the fields that
+had no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["EXTRA_HEADERS", "list_ignored", "parse_leniently"]
 
 T = TypeVar("T")
 EXTRA_HEADERS = "penstock.headers"
-"""Key of the ASGI scope under which headers for the answer are left, whatever the answer will be."""
+"""ASGI scope key of extra response headers, which are added to whatever response is sent."""
 
 IGNORABLE = frozenset({"unknown_parameter", "unsupported_parameter"})
 MISSING = "missing_value"
@@ -29,16 +29,16 @@ MAX_HEADER_CHARS = 4096
 
 
 def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: int, scope: Scope) -> T:
-    """Parse a body without the fields that `parse` does not support; their names go into the answer's headers.
+    """Parse a body without the fields that `parse` does not support; name them in a response header.
 
     Args:
         body: the whole body; it is not changed.
         parse: the endpoint's parser.
-        scope: the request's ASGI scope; the header is left there for the answer.
-        most: how many fields may be taken out.
+        most: how many fields may be dropped.
+        scope: the request's ASGI scope, which takes the header.
 
     Raises:
-        RequestError: as `parse`, where taking fields out does not help.
+        RequestError: as `parse`, where dropping fields does not help.
     """
     remaining = copy.deepcopy(body)
     ignored: list[str] = []
@@ -48,7 +48,7 @@ def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: in
             parsed = parse(copy.deepcopy(remaining))
         except InvalidParameter as error:
             if refusal is not None and error.code == MISSING and error.param == refusal.param:
-                raise refusal from None  # what is not supported there cannot be left out either
+                raise refusal from None  # a required field with an unsupported value cannot be dropped
             if error.code not in IGNORABLE or len(ignored) >= most or not _take_out(remaining, error.param):
                 raise
             refusal = error
@@ -59,7 +59,7 @@ def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: in
 
 
 def list_ignored(names: list[str], scope: Scope) -> None:
-    """Name what was left out in the answer's headers; where nothing was, there is no header."""
+    """Add ignored names to the `x-ignored-params` response header; without names, add no header."""
     if names:
         headers = scope.setdefault(EXTRA_HEADERS, {})
         before = [headers["x-ignored-params"]] if "x-ignored-params" in headers else []
@@ -67,7 +67,7 @@ def list_ignored(names: list[str], scope: Scope) -> None:
 
 
 def _take_out(value: Any, path: str) -> bool:
-    """Remove the field at a dotted path of keys and indices; False where there is none."""
+    """Remove the field at a dotted path of keys and indices; return False if there is none."""
     while True:
         if isinstance(value, dict):
             key = _matching_key(value, path)
@@ -80,19 +80,19 @@ def _take_out(value: Any, path: str) -> bool:
         elif isinstance(value, list):
             index, _, path = path.partition(".")
             if not index.isdecimal() or int(index) >= len(value) or not path:
-                return False  # an item of a list carries content: it is never left out
+                return False  # a list item carries content: it is never dropped
             value = value[int(index)]
         else:
             return False
 
 
 def _matching_key(value: JsonObject, path: str) -> str | None:
-    """The key that `path` names or begins with; keys may hold dots themselves, so the longest wins."""
+    """The key that `path` names or begins with; keys may contain dots, so the longest match wins."""
     fitting = [key for key in value if printable(key) == path or path.startswith(printable(key) + ".")]
     return max(fitting, key=len, default=None)
 
 
 def _header(ignored: list[str]) -> str:
-    """Names separated by commas; special characters in a name are percent-encoded, as in URLs."""
+    """The names, separated by commas and percent-encoded as in URLs; a list over `MAX_HEADER_CHARS` is cut."""
     text = ", ".join(quote(name, safe="._-") for name in ignored)
     return text if len(text) <= MAX_HEADER_CHARS else text[:MAX_HEADER_CHARS].rpartition(",")[0] + ", ..."

@@ -1,6 +1,6 @@
-"""Noticing that a client has gone, and ending the work that is done for it; and ending a connection after an answer.
+"""Cancel a request's work when its client disconnects, and close a connection after a response.
 
-The first holds for queueing, prefill and decode, streaming or not. The web framework does it for neither plain answers
+Cancellation covers queueing, prefill and decode, streaming or not. The web framework cancels neither plain responses
 nor (from ASGI 2.4 on) streams.
 """
 
@@ -16,16 +16,16 @@ __all__ = ["ClientLeft", "last_of_its_connection", "while_connected"]
 
 
 class ClientLeft(Exception):
-    """The connection is gone; there is nobody to answer."""
+    """The client has disconnected; there is nobody to answer."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[None, None, None]) -> None:
-    """Run `work`, but cancel it as soon as the client leaves. The request's body must have been read.
+    """Run `work`, but cancel it as soon as the client disconnects. The request body must have been read.
 
-    Returns or raises only after `work` has ended, its clean-up included.
+    Returns or raises only after `work` has ended, clean-up included.
 
     Raises:
-        ClientLeft: the client left first.
+        ClientLeft: the client disconnected first.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_departure(receive))
@@ -46,7 +46,7 @@ async def _departure(receive: Receive) -> None:
 
 
 def last_of_its_connection(send: Send) -> Send:
-    """As `send`, but the connection is closed after this answer, and the client told so."""
+    """Wrap `send` to close the connection after this response, and to tell the client so."""
 
     async def send_last(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -1,6 +1,7 @@
-"""Refusing new work while the server stops: with 503 and `Retry-After`, before anything else looks at the request.
+"""Refuse new work while the server stops: 503 with `Retry-After`, before the body is parsed.
 
-Running answers go on. So does what costs no work: probes, metrics, whatever is only read, and what ends work.
+Responses in progress go on. Requests that cost no work are still served: probes, metrics, reads, and those that end
+work.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class RefuseNewWork:
 
     Args:
         stopping: set when the server begins to stop.
-        max_body_bytes: most bytes of a refused body that are read, so that the client reads the refusal and no reset.
+        max_body_bytes: how much of a refused body is read, so that the client sees the refusal and not a reset.
     """
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event, max_body_bytes: int) -> None:
@@ -33,11 +34,11 @@ class RefuseNewWork:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the application does, until the server stops."""
+        """Pass the request on, or answer 503 to new work once the server stops."""
         if scope["type"] != "http" or not self._stopping.is_set():
             await self._app(scope, receive, send)
             return
-        # So that the client's next request goes to another server.
+        # Close the connection, so that the client's next request goes to another server.
         last = last_of_its_connection(send)
         if not _is_work(scope):
             await self._app(scope, receive, last)

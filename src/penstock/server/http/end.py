@@ -1,4 +1,4 @@
-"""How a server ends by somebody else's doing: in order, from any thread; and by force, where order takes too long."""
+"""End a server from outside: in order, from any thread; or by force, when that takes too long."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ log = logging.getLogger("penstock.server")
 
 
 class End:
-    """A server's end, to be brought about by somebody else than the server: before it runs, or while it does."""
+    """A handle by which others end a server, before it runs or while it does."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
         self._come = False
 
     def now(self) -> None:
-        """End the server as after the first signal. May be called from any thread."""
+        """End the server as on the first signal. May be called from any thread."""
         self._come = True
         if self._stop is not None:
             self._stop()
 
     def of(self, stop: Callable[[], None]) -> None:
-        """This ends the server; it may be called from any thread, and more than once."""
+        """Set the function that ends the server. It may be called at once, from any thread, and repeatedly."""
         self._stop = stop
         if self._come:
             stop()
 
 
 class LastResort:
-    """Ends the process if it does not end by itself: a thread that computes for ever can be waited for no longer.
+    """Ends the process by force if it does not end in time, as when a thread computes for ever.
 
     Args:
         leave: ends the process with an exit code, whatever its threads do.
@@ -48,11 +48,11 @@ class LastResort:
         self._over = False
 
     def within(self, seconds: float) -> None:
-        """The process has so long to end; of several calls, the shortest time counts. May be a signal handler's."""
-        _thread.start_new_thread(self._wait, (seconds,))  # a Thread takes locks, which whoever was interrupted may hold
+        """Force an exit after `seconds`; the earliest deadline of several calls counts. Safe in a signal handler."""
+        _thread.start_new_thread(self._wait, (seconds,))  # a Thread takes locks, which the interrupted code may hold
 
     def cancel(self) -> None:
-        """It has ended what it had to."""
+        """Drop every deadline: the server has ended in order."""
         self._over = True
 
     def _wait(self, seconds: float) -> None:

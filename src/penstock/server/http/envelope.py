@@ -1,4 +1,4 @@
-"""Around every request: its id, which goes into the answer, and an error object for whatever nothing else caught."""
+"""Give every response its request id, and answer errors that nothing else caught with an error object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def new_request_id() -> str:
-    """An id for a request whose client gave it none."""
+    """Make an id for a request whose client gave none."""
     return f"req-{secrets.token_hex(16)}"
 
 
@@ -30,7 +30,7 @@ class Envelope:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the application does."""
+        """Pass the request on, and answer what the application does not catch."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -49,12 +49,12 @@ class Envelope:
             await self._app(scope, receive, send_with_id)
         except ClientLeft:
             return
-        except asyncio.CancelledError:  # the server ends before this was answered
+        except asyncio.CancelledError:  # the server stops before the response is complete
             if not started:
                 await error_response(ShuttingDown())(scope, receive, send_with_id)
             raise
         except Exception as error:
             log_failure(error, request_id)
             if started:
-                return  # an answer cut short: the server closes the connection, so it cannot be taken for complete
+                return  # cut short: uvicorn closes the connection, so the client cannot take it for complete
             await error_response(error)(scope, receive, send_with_id)

@@ -1,9 +1,9 @@
 """Errors on the wire: which status, which OpenAI error object, which headers.
 
-Maps the error tree in `contract.errors` to HTTP, and tells the official clients whether to try again (`x-should-retry`,
+Maps the error tree in `contract.errors` to HTTP, and tells the official clients whether to retry (`x-should-retry`,
 `Retry-After`).
-Invariant: every error body is `{"error": {"message", "type", "param", "code"}}`, and holds no path, stack or user text
-beyond a field's name.
+Invariant: every error body is `{"error": {"message", "type", "param", "code"}}`, and contains no path, stack or user
+text beyond a field's name.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class RequestTimedOut(EngineFault):
 
 
 class ShuttingDown(Overloaded):
-    """The server is going away; another one, or this one in a while, may answer."""
+    """The server is shutting down; another server, or this one after a restart, may answer."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", retry_after=5, cause=RefusalCause.DRAINING)
 
 
 class ErrorResponse(Response):
-    """The whole answer to a request that failed; says in its scope if it was refused, and why."""
+    """The complete response to a failed request; if it was refused, notes the cause in the ASGI scope."""
 
     def __init__(self, error: Exception, content: bytes, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(content, status, headers, media_type="application/json")
@@ -134,7 +134,7 @@ class ErrorResponse(Response):
 
 
 def note_refusal(scope: Scope, error: Exception) -> None:
-    """Note in a request's ASGI scope that it ends with `error`, for whoever counts refusals."""
+    """Note the cause of a refusal in the request's ASGI scope, for observers; ignore other errors."""
     if isinstance(error, PenstockError) and error.cause is not None:
         scope[REFUSED] = error.cause
 
@@ -146,7 +146,7 @@ def refused_for(scope: Scope) -> RefusalCause | None:
 
 
 def json_response(status: int, value: JsonObject, headers: Mapping[str, str] | None = None) -> Response:
-    """A whole JSON answer."""
+    """A complete JSON response."""
     return Response(encode(value), status, dict(headers or {}), media_type="application/json")
 
 
@@ -164,13 +164,13 @@ def error_object(error: Exception, aliases: Mapping[str, str] | None = None) -> 
 
 
 def error_response(error: Exception, aliases: Mapping[str, str] | None = None) -> ErrorResponse:
-    """The whole HTTP answer for `error`; anything but a `PenstockError` becomes a 500 without details."""
+    """The complete HTTP response for `error`; anything but a `PenstockError` becomes a 500 without details."""
     status, _, _ = _classify(error)
     return ErrorResponse(error, encode(error_object(error, aliases)), status, _headers(error, status))
 
 
 def http_error_response(status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer where routing failed: no such path, or not with this method."""
+    """The response to a routing failure: unknown path, or method not allowed."""
     allowed = (headers or {}).get("Allow", "")
     missing = f"this endpoint takes {allowed}" if allowed else "there is no such endpoint here"
     message = f"{HTTPStatus(status).phrase}: {missing}; see /openapi.json."
@@ -179,7 +179,7 @@ def http_error_response(status: int, headers: Mapping[str, str] | None = None) -
 
 
 def log_failure(error: Exception, request: str) -> None:
-    """Log where a failure of ours happened, without its message, which may hold a prompt."""
+    """Log where an internal failure happened, without its message, which may contain a prompt."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s: %s at\n%s", request, type(error).__name__, frames)
 
@@ -189,7 +189,7 @@ def _envelope(message: str, kind: str, param: str, code: str) -> JsonObject:
 
 
 def _classify(error: Exception) -> tuple[int, str, str]:
-    """Status, OpenAI type and code; the first branch that matches decides, subclasses first."""
+    """Status, OpenAI type and code; the first matching branch decides, so subclasses come first."""
     statuses: tuple[tuple[type[RequestError], int], ...] = (
         (UnknownModel, 404),
         (BodyTooLarge, 413),
@@ -223,7 +223,7 @@ def _headers(error: Exception, status: int) -> dict[str, str]:
     if status == BODY_TIMEOUT:
         return {"connection": "close"}
     if status == TOO_LARGE:
-        # What is left of the body stays unread: this connection cannot carry another request.
+        # The rest of the body stays unread, so this connection cannot carry another request.
         return {**NO_RETRY, "connection": "close"}
     return NO_RETRY
 

@@ -1,8 +1,8 @@
-"""Refusing requests while the queue is full: with 429 and `Retry-After`, before their bodies are parsed.
+"""Refuse requests while the queue is full: 429 with `Retry-After`, before their bodies are parsed.
 
-The check is by the queue of a moment ago and for the least that a request may ask for; a request that passes is checked
-again with all that it asks for. Who reads on in a stream that was begun (`Last-Event-ID`) is left to that check: there
-may be nothing left to compute.
+This check takes the queue of a moment ago and the smallest possible request; a request that passes is checked again for
+what it asks. A request that resumes a stream (`Last-Event-ID`) skips this check, because there may be nothing left to
+compute.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class RefuseWhenFull:
     """ASGI middleware; see the module.
 
     Args:
-        check: raises `Overloaded` if the queue had no room for anything of this tenant a moment ago.
-        routes: of the application; those that are `queued` have no captures in their paths.
-        resumes: the header of a request for the rest of a stream.
-        max_body_bytes: most bytes of a refused body that are read, so that the client reads the refusal and no reset.
+        check: raises `Overloaded` if the queue had no room for even a smallest request of this tenant a moment ago.
+        routes: the application's routes; `queued` ones have no captures in their paths.
+        resumes: the header that asks to resume a stream.
+        max_body_bytes: how much of a refused body is read, so that the client sees the refusal and not a reset.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class RefuseWhenFull:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the application does, or answer 429."""
+        """Pass the request on, or answer 429."""
         route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
         if route is not None and self._resumes not in (headers := Headers(scope=scope)):
             tenant = caller_of(scope).name
             try:
                 self._check(tenant)
             except Overloaded as refusal:
-                scope["route"] = route  # for whoever counts, as of any other request
-                if "transfer-encoding" not in headers:  # else its head does not say where its body ends
+                scope["route"] = route  # for observers, as the router does for any other request
+                if "transfer-encoding" not in headers:  # otherwise the head does not say where the body ends
                     scope[SCOPE_KEY] = Refused(tenant, refusal, int(headers.get("content-length", "0")))
                 whole = await discard_body(receive, self._max_body_bytes)
                 await error_response(refusal)(scope, receive, send if whole else last_of_its_connection(send))

@@ -1,9 +1,10 @@
-"""Admission to the HTTP application: API keys, Host names and web pages' origins, before anything else sees a request.
+"""Admission to the HTTP application: API keys, Host names and web pages' origins.
 
-Where the server has keys, every path needs one, except `OPEN_PATHS` and the page's files, on which a key is entered;
-`ADMIN_PATHS` need an admin's key. The decision uses the raw path alone. A request under a foreign Host name is refused:
-a web page may have pointed its own name at this machine (DNS rebinding). Web pages of other origins may do nothing
-unless the operator allows them (CORS, per the Fetch standard).
+If the server has keys, every path requires one, except `OPEN_PATHS` and the files of the web page, where users enter
+their key; `ADMIN_PATHS` require an admin key. Only the raw path decides whether a path is open. A request with a
+foreign Host name is refused: a web page may have pointed its own name at this machine (DNS rebinding). Web pages of
+other origins can neither read responses nor change anything, unless the operator allows them (CORS, per the Fetch
+standard).
 Invariant: a path that is not spelled exactly like an open one, and is not below the page's folder, is guarded.
 """
 
@@ -41,7 +42,7 @@ class Guard:
 
     Args:
         access: the rules.
-        is_public: whether a raw path may be read without a key; true of files that hold no secret.
+        is_public: whether a raw path may be read without a key; true only for files that contain no secret.
     """
 
     def __init__(self, app: ASGIApp, access: Access, is_public: Callable[[str], bool]) -> None:
@@ -50,7 +51,7 @@ class Guard:
         self._is_public = is_public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or answer why not."""
+        """Pass the request on, or refuse it with the reason."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,7 +86,7 @@ class Guard:
             raise _forbidden(message, "host_not_allowed")
 
     def _check_origin(self, scope: Scope, headers: Headers, origin: str) -> None:
-        """Refuse web pages of other origins: even if they cannot read the answer, they must not cause anything."""
+        """Refuse unsafe methods to other origins: a page that cannot read the response must not change anything."""
         if scope["method"] in SAFE_METHODS or not origin or self._welcomes(origin):
             return
         if origin.partition("://")[2].lower() != headers.get("host", "").lower():
@@ -127,7 +128,7 @@ def host_name(host: str) -> str:
 
 
 def _key_in(headers: Headers) -> str:
-    """OpenAI's clients send the key as a bearer token (RFC 6750), Anthropic's as x-api-key."""
+    """The given key: OpenAI's clients send it as a bearer token (RFC 6750), Anthropic's as x-api-key."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()

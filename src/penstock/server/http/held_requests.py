@@ -1,7 +1,7 @@
-"""A bound on the requests that are held at once: their bodies, and what is made of them until they are answered.
+"""Bound the memory of requests in progress: their bodies, and the objects parsed from them.
 
-What a body will take is weighed as it comes: a value of JSON may have two bytes in a body, and dozens in memory. A body
-for which there is no room is refused before it is read, where its length is declared, and else as soon as it shows.
+A body's memory is estimated as it arrives: a JSON value may take two bytes in the body and dozens in memory. A body
+that does not fit is refused before it is read if its declared length is too large, and otherwise once the estimate is.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from penstock.server.http.failures import HttpRefusal, error_response
 __all__ = ["HeldBytes", "HoldRequests"]
 
 FREE_BYTES = 64 * 1024
-"""Of a request that are not counted: as much as a connection may buffer anyway, so ordinary requests always pass."""
+"""Bytes of each request that are not counted: a connection may buffer as much anyway, so ordinary requests always pass.
+"""
 TOO_LARGE = 413
 RETRY_SECONDS = 2
 
 
 class HeldBytes:
-    """What the requests of one application take. Confined to its event loop.
+    """Counts the memory that the requests of one application take. Confined to its event loop.
 
     Args:
-        most: bytes of all requests together, beside the first `FREE_BYTES` of each.
-        most_of_a_caller: the same of one API key.
-        on_rest: called in a thread when nothing has been counted for a while, after something was.
+        most: limit in bytes for all requests together, beyond the first `FREE_BYTES` of each.
+        most_of_a_caller: the same for one API key.
+        on_rest: called in a thread once the count has dropped to 0 and stayed there for `REST_SECONDS`.
     """
 
     def __init__(self, most: int, most_of_a_caller: int, on_rest: Callable[[], None] = lambda: None) -> None:
@@ -46,7 +47,7 @@ class HeldBytes:
         self._callers: Counter[str] = Counter()
 
     def hold(self, caller: str, more: int) -> None:
-        """Count `more` bytes for a caller; below 0 gives them back."""
+        """Count `more` bytes for a caller; a negative number releases them."""
         if not more:  # nearly every request
             return
         self.bytes += more
@@ -61,11 +62,11 @@ class HeldBytes:
             self._rest = event_loop.call_later(REST_SECONDS, event_loop.run_in_executor, None, self._on_rest)
 
     def check(self, caller: str, weight: int, held: int = 0) -> None:
-        """Make sure that a request of this weight, of which `held` bytes are counted, may be taken.
+        """Check that a request of this weight fits; `held` of its bytes are counted already.
 
         Raises:
-            HttpRefusal: not even alone.
-            Overloaded: not now.
+            HttpRefusal: it would not fit even alone.
+            Overloaded: it does not fit now.
         """
         wanted = max(0, weight - FREE_BYTES)
         if wanted > self._most_of_a_caller:
@@ -81,8 +82,8 @@ class HoldRequests:
     """ASGI middleware; see the module.
 
     Args:
-        held: what is counted.
-        max_body_bytes: most bytes of a body that anybody keeps; longer ones are refused by whoever reads them.
+        held: counts the bytes.
+        max_body_bytes: the largest body that is kept; whoever reads a longer one refuses it.
     """
 
     def __init__(self, app: ASGIApp, held: HeldBytes, max_body_bytes: int) -> None:
@@ -91,7 +92,7 @@ class HoldRequests:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the application does, or answer 429, or 413."""
+        """Pass the request on, or answer 429 or 413."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -110,7 +111,7 @@ class HoldRequests:
 
 
 class _Request:
-    """One request, and what of it is counted."""
+    """One request, and how many of its bytes are counted."""
 
     def __init__(self, held: HeldBytes, caller: str, max_body_bytes: int, receive: Receive, send: Send) -> None:
         self.caller = caller
@@ -122,7 +123,7 @@ class _Request:
         self._refused = False
 
     async def receive(self) -> Message:
-        """As the server's; what comes is counted first.
+        """Receive a message from the server, and count its body.
 
         Raises:
             HttpRefusal: as `HeldBytes.check`.
@@ -130,7 +131,7 @@ class _Request:
         """
         message = await self._receive()
         body = message.get("body", b"")
-        if not body or self._size > self._max_body_bytes:  # nobody keeps what is too long
+        if not body or self._size > self._max_body_bytes:  # a body that is too long is not kept
             return message
         self._size += len(body)
         self._weight += weight(body)
@@ -143,21 +144,21 @@ class _Request:
         return message
 
     async def send(self, message: Message) -> None:
-        """As the server's; closes the connection of a request whose body was not read."""
+        """Send a message to the server; close the connection of a request whose body was refused."""
         if self._refused and message["type"] == "http.response.start":
             MutableHeaders(scope=message)["connection"] = "close"
         if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.release()  # before its client reads the end, and may send the next
+            self.release()  # before the client reads the end and may send its next request
         await self._send(message)
 
     async def refuse(self) -> None:
-        """Give back what is counted, and read what is on its way, so that its sender reads the answer and no reset."""
+        """Release the counted bytes, and drain the body so that the client sees the response and not a reset."""
         self._refused = True
         self.release()
         await discard_body(self._receive, self._max_body_bytes)
 
     def release(self) -> None:
-        """Give back what is counted."""
+        """Release the counted bytes."""
         self._count(0)
 
     def _count(self, size: int) -> None:

@@ -1,6 +1,6 @@
-"""Calling an application without a socket: one POST, one whole answer, in this process and on this event loop.
+"""Call an application without a socket: one POST, one complete response, in this process and on this event loop.
 
-The answer is, byte for byte, what an HTTP client would get.
+The response is, byte for byte, what an HTTP client would get.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Answer", "post"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole HTTP answer."""
+    """A complete HTTP response."""
 
     status: int
     headers: Headers
@@ -24,7 +24,7 @@ class Answer:
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Answer:
-    """The answer of `app` to this JSON. Cancelling the call is the same as closing the connection."""
+    """Post a JSON body to `path` of `app`. Cancelling the call is the same as closing the connection."""
     asked = False
     pieces: list[bytes] = []
     started: Message = {}

@@ -1,12 +1,12 @@
-"""Refusing again, without the application, what it has just refused because the queue is full.
+"""Repeat refusals for a full queue without calling the application.
 
-Beside ten times the load that can be served, nine of ten requests are refused, and what a refusal takes is taken from
-those that are answered. So a head that the application has judged (host, key, path, length) is known by its digest, and
-the same head, with its whole body behind it, is answered from that while the queue is still full. A body that comes
-after its head, as some clients write it, goes the long way.
+At ten times the load that can be served, nine of ten requests are refused, and the time that refusals take is lost to
+the requests that are served. So a request head that the application has judged (host, key, path, length) is remembered
+by its digest, and the same head, followed at once by its whole body, is refused from that record while the queue is
+still full. If the body arrives after the head, as some clients send it, the application handles the request.
 
-Invariant: the answer is the application's own, but for the date, the request's id, and what the queue is like by now.
-A head whose answer could not be repeated to the byte is not known, whichever middleware made it another.
+Invariant: the response is the application's own, except for the date, the request id, and the present state of the
+queue. A head is not remembered if its response cannot be repeated to the byte, whichever middleware changed it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.server.http.failures import error_response
 __all__ = ["NOT_BEGUN", "Begun", "KnownRefusals", "Refused", "refused_unread"]
 
 MOST_HEADS = 256
-"""That are known: a client of one kind and key has a few, which differ by the length of the body."""
+"""Heads that are remembered: a client of one kind and key sends a few, which differ by the length of the body."""
 MOST_HEAD_BYTES = 4096
 END_OF_HEAD = b"\r\n\r\n"
 REQUEST_ID = b"x-request-id"
@@ -35,11 +35,11 @@ Pairs = Iterable[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
-    """What is remembered of the first bytes of a request; not the bytes, which may be a body of megabytes, or a key.
+    """A summary of the first bytes of a request. Not the bytes, which may be megabytes of body, or contain a key.
 
     Attributes:
-        digest: of its head; b"" if that is not whole, or too long to be known.
-        behind: how many bytes came behind it.
+        digest: SHA-256 of the head; b"" if the head is incomplete or too long.
+        behind: how many bytes followed the head.
     """
 
     digest: bytes
@@ -47,7 +47,7 @@ class Begun(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> Begun:
-        """With these bytes."""
+        """Summarise a request that begins with these bytes."""
         end = data.find(END_OF_HEAD, 0, MOST_HEAD_BYTES)
         if end < 0:
             return NOT_BEGUN
@@ -59,13 +59,13 @@ NOT_BEGUN = Begun(b"", 0)
 
 @dataclass(slots=True)
 class Refused:
-    """One request that was refused unread; in its ASGI scope.
+    """A request that was refused unread; noted in its ASGI scope.
 
     Attributes:
         tenant: whose part of the queue was full.
-        refusal: what was answered.
-        body_bytes: that its head declares.
-        tell: called with the id of each that is refused like it, for whoever observes requests.
+        refusal: the error it was answered with.
+        body_bytes: the body length that its head declares.
+        tell: called with the id and the error of each repeated refusal, for observers.
     """
 
     tenant: str
@@ -75,17 +75,17 @@ class Refused:
 
 
 def refused_unread(scope: Mapping[str, Any]) -> Refused | None:
-    """What is noted in the scope of a request that was refused unread; None for any other."""
+    """The `Refused` in the scope of a request that was refused unread; None for any other request."""
     noted: Refused | None = scope.get(SCOPE_KEY)
     return noted
 
 
 class KnownRefusals:
-    """The heads of one application's. Confined to its event loop.
+    """The remembered heads of one application. Confined to its event loop.
 
     Args:
-        check: raises `Overloaded` if the queue has no room for anything of this tenant.
-        stopping: from then on nothing is known: the server refuses for another reason.
+        check: raises `Overloaded` if the queue has no room for even a smallest request of this tenant.
+        stopping: once set, no refusal is repeated: the server refuses for another reason.
     """
 
     def __init__(self, check: Callable[[str], None], stopping: asyncio.Event) -> None:
@@ -94,16 +94,16 @@ class KnownRefusals:
         self._heads: dict[bytes, Refused] = {}
 
     def learn(self, begun: Begun, answer: bytes, refused: Refused, common: Pairs) -> None:
-        """A request was refused with these bytes; `common` headers are in every answer."""
+        """Remember a refused request, if its response can be repeated; `common` headers are in every response."""
         if not begun.digest or begun.behind != refused.body_bytes:
             return
         if answer == _answer(refused.refusal, _header(answer, REQUEST_ID), common):
             if len(self._heads) == MOST_HEADS:
-                del self._heads[next(iter(self._heads))]  # the oldest; one that still comes is soon known again
+                del self._heads[next(iter(self._heads))]  # the oldest; a head still in use is soon learned again
             self._heads[begun.digest] = refused
 
     def answer(self, begun: Begun, common: Pairs) -> bytes | None:
-        """The answer to a request that is refused as one before it; None where the application is to be asked."""
+        """The response to a request that is refused like an earlier one; None if the application must be asked."""
         if not self._heads or self._stopping.is_set():
             return None
         known = self._heads.get(begun.digest)
@@ -119,19 +119,19 @@ class KnownRefusals:
 
 
 def _header(answer: bytes, name: bytes) -> bytes:
-    """The value of a header in an answer's bytes; b"" where there is none."""
+    """The value of a header in a response's bytes; b"" if there is none."""
     return answer.partition(b"\r\n" + name + b": ")[2].partition(b"\r\n")[0]
 
 
 def _answer(refusal: Overloaded, request_id: bytes, common: Pairs) -> bytes:
-    """The whole answer."""
+    """The complete response to a refused request."""
     before, after = _around_id(refusal.message, refusal.retry_after, tuple(common))
     return b"%b%b%b" % (before, request_id, after)
 
 
 @lru_cache(maxsize=16)
 def _around_id(message: str, retry_after: int, common: tuple[tuple[bytes, bytes], ...]) -> tuple[bytes, bytes]:
-    """What stands before the request's id in an answer, and behind it: for a second, most often the same."""
+    """The response before and after the request id. Cached: within a second it is mostly the same."""
     response = error_response(Overloaded(message, retry_after=retry_after))
     lines = b"".join(b"%b: %b\r\n" % pair for pair in (*common, *response.raw_headers))
     before = b"HTTP/1.1 429 Too Many Requests\r\n%b%b: " % (lines, REQUEST_ID)

@@ -1,4 +1,4 @@
-"""What whoever runs an application must know of it: how it hears of the end, and what its probes say."""
+"""What the server needs from the application that it runs: a stop event, its probes, and how to count refusals."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ __all__ = ["Lifecycle", "lifecycle_of", "set_lifecycle"]
 
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
-    """One application's.
+    """The hooks of one application.
 
     Attributes:
-        stopping: set when the server begins to stop: from then on new work is refused, and streams that would never
-            end by themselves do.
-        probes: the application on the port for probes.
-        stuck: says why the engine does not answer; "" while it does, which it may while the server stops too.
-        refused: counts what was refused before the application heard of it.
-        known_refusals: what can be refused without it.
+        stopping: set when the server begins to stop: from then on new work is refused, and endless streams end.
+        probes: the application on the probe port.
+        stuck: returns why the engine does not respond; "" while it does, even if the server is stopping.
+        refused: counts a refusal that the application does not see.
+        known_refusals: refusals that can be repeated without the application.
     """
 
     stopping: asyncio.Event
@@ -36,10 +35,10 @@ class Lifecycle:
 
 
 def set_lifecycle(app: Starlette, lifecycle: Lifecycle) -> None:
-    """Attach it to `app`."""
+    """Attach a lifecycle to `app`."""
     app.state.lifecycle = lifecycle
 
 
 def lifecycle_of(app: ASGIApp) -> Lifecycle | None:
-    """What is attached to `app`; None for an application that needs to know nothing."""
+    """The lifecycle attached to `app`; None if there is none."""
     return getattr(app.state, "lifecycle", None) if isinstance(app, Starlette) else None

@@ -1,4 +1,4 @@
-"""Sockets that listen, and how many connections the system lets a process have."""
+"""Listening sockets, and the connections that wait on them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from penstock.contract.errors import ConfigError
 __all__ = ["ACCEPTED_AT_ONCE", "BACKLOG", "connections_that_wait", "listen"]
 
 BACKLOG = 2048
-"""Connections that the system accepts for a process that has not taken them yet."""
+"""Connections that the system queues until the process accepts them."""
 
 ACCEPTED_AT_ONCE = 4
-"""Connections that asyncio takes before it looks at any of them: no more open files than that are out of control."""
+"""Connections that asyncio accepts at a time before any can be refused: so many open files can exceed the cap."""
 
 NOBODY_WAITS = (errno.EAGAIN, errno.EWOULDBLOCK)
 
 
 def listen(host: str, port: int, option: str = "") -> socket.socket:
-    """A TCP socket that listens on an address; the caller closes it.
+    """Open a TCP socket that listens on an address; the caller closes it.
 
     Args:
         host: a name or an address.
         port: 0 takes a free one.
-        option: what the names of the two options begin with.
+        option: the prefix of the two option names, for errors.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: cannot listen on the address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol must be named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with
-    # it on, every answer of two writes waits for the client's delayed acknowledgement, 40 ms on Linux.
+    # Name the protocol: asyncio disables Nagle's algorithm only on sockets that report TCP. With it on, every response
+    # of two writes waits for the client's delayed ACK, 40 ms on Linux.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def listen(host: str, port: int, option: str = "") -> socket.socket:
 
 
 def connections_that_wait(listening: socket.socket) -> Iterator[socket.socket]:
-    """Every connection that the system has accepted and nobody has taken. Closing `listening` would reset them."""
+    """Accept every connection that the system has queued. Closing `listening` would reset them."""
     listening.setblocking(False)
     while True:
         try:

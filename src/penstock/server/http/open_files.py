@@ -1,7 +1,7 @@
-"""How many connections a process can have, of those that its operator wants: each is an open file.
+"""Cap connections by the process's limit on open files: each connection is one.
 
-A process that may open no more files cannot take a connection, not even to refuse it. So as many files as it takes are
-asked for, and where the system gives fewer, connections are capped sooner.
+A process at that limit cannot accept a connection, not even to refuse it. So the soft limit is raised as far as needed,
+and if the system allows less, connections are capped sooner.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.server.http.listening import ACCEPTED_AT_ONCE
 __all__ = ["connections_within_limits"]
 
 TURNS_UNTIL_CLOSED = 4
-"""Of the event loop, from when a connection is taken to when it is closed because there are too many."""
+"""Turns of the event loop between accepting a connection and closing it because there are too many."""
 
 RESERVE = 16 + TURNS_UNTIL_CLOSED * ACCEPTED_AT_ONCE
-"""Files for what else is opened while the server runs, and for connections that are on their way out."""
+"""Files for everything else that is opened while the server runs, and for surplus connections being closed."""
 
 OPEN = "/dev/fd"
 
@@ -29,10 +29,10 @@ log = logging.getLogger("penstock.server")
 
 
 def connections_within_limits(wanted: int) -> int:
-    """How many of `wanted` connections there can be at once. Raises the process's soft limit on open files if it must.
+    """How many of `wanted` connections can be open at once. Raises the process's soft limit on open files if needed.
 
     Raises:
-        ConfigError: there can be none.
+        ConfigError: not even one can be open.
     """
     taken = len(os.listdir(OPEN)) + RESERVE
     files = _files(taken + SURPLUS * wanted)
@@ -47,12 +47,12 @@ def connections_within_limits(wanted: int) -> int:
 
 
 def _files(wanted: int) -> int:
-    """How many files this process may open, after asking for `wanted`."""
+    """Try to raise the limit on open files to `wanted`; return how many this process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
     more = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft < more:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a limit of its own below the hard one
+        with contextlib.suppress(ValueError, OSError):  # macOS has its own limit below the hard one
             resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,6 +1,6 @@
-"""Building the OpenAPI document: request schemas from the tables that requests are checked against, and answers.
+"""Build the OpenAPI document: request schemas, from the tables that requests are checked against, and responses.
 
-What a schema cannot say, such as a limit across two fields, is said by the error that refuses the request.
+Where a schema cannot express a rule, such as a limit across two fields, the error that refuses the request states it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPTIONAL_STRING: JsonObject = {"type": ["string", "null"]}
 
 
 def object_of(properties: Mapping[str, Any], *, optional: Sequence[str] = ()) -> JsonObject:
-    """The schema of an object that has these properties, all of them but the optional ones."""
+    """The schema of an object with these properties; all but the optional ones are required."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": dict(properties), "required": required}
 
@@ -50,7 +50,7 @@ def reference(name: str) -> JsonObject:
 
 
 def nullable(schema: JsonObject) -> JsonObject:
-    """The schema of the same or null."""
+    """The schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -59,7 +59,7 @@ ERROR = object_of({"message": STRING, "type": STRING, "param": OPTIONAL_STRING, 
 SHARED_SCHEMAS: JsonObject = {
     "Error": object_of({"error": ERROR}),
 }
-"""Component name -> schema, of what every room answers; each room adds its own."""
+"""Component name -> schema, of responses that all endpoints share; each package adds its own."""
 
 _STATUSES = {
     400: "A field is wrong, unknown or not supported; the error names it.",
@@ -78,13 +78,13 @@ _STATUSES = {
 
 
 def request_body(fields: Sequence[Field], neutrals: Neutrals, *required: str) -> JsonObject:
-    """The OpenAPI request body for a table of fields, some of which must be there."""
+    """The OpenAPI request body for a table of fields, of which `required` must be present."""
     schema = _closed_object(fields, neutrals, required)
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def answers(name: str, *statuses: int, stream: str = "", error: str = "Error") -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI answers of an endpoint: component `name` for 200, the error object for `statuses` (all if none)."""
+    """The OpenAPI responses of an endpoint: component `name` for 200, the error object for `statuses` (all if none)."""
     content: JsonObject = {"application/json": {"schema": reference(name)}}
     if stream:
         content[stream] = {"schema": {"type": "string"}}
@@ -111,7 +111,7 @@ def _closed_object(fields: Sequence[Field], neutrals: Neutrals, required: Sequen
 
 
 def _property(field: Field, required: bool) -> JsonObject:
-    """A field's schema. Null is the same as leaving it out, so only a field that is not required may be null."""
+    """A field's schema. Null is the same as leaving the field out, so only an optional field may be null."""
     schema = field.kind.schema
     if field.name == "stream_options":
         schema = _closed_object(STREAM_OPTIONS_FIELDS, NEUTRAL_STREAM_OPTIONS)

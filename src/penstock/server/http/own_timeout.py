@@ -1,7 +1,7 @@
-"""How long a caller lets its request take: the header `x-request-timeout`.
+"""The caller's own time limit for a request: the header `x-request-timeout`.
 
-What the official clients say of their own patience (`x-stainless-read-timeout`, `x-stainless-timeout`) is not read: it
-is for each wait and not for an answer, and a client that gives up disconnects, which ends its request anyhow.
+The timeout headers of the official clients (`x-stainless-read-timeout`, `x-stainless-timeout`) are not read: they limit
+each wait and not a whole response, and a client that gives up disconnects, which ends its request anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def own_timeout(headers: Mapping[str, str], most: float) -> float:
-    """Seconds that a request may take by its caller's word, at most `most` (0: any); 0.0 where it says nothing.
+    """The caller's time limit in seconds, capped at `most` (0 for no cap); 0.0 without the header.
 
     Raises:
         InvalidParameter: the header does not hold a number of seconds above 0.

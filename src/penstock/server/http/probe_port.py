@@ -1,8 +1,8 @@
-"""A port of its own for probes: no key, few connections, and open until the last answer on the other port is finished.
+"""A separate port for probes: no key, few connections, and open until the last response on the main port is finished.
 
-It belongs to the same event loop as the port for requests. A thread would answer more surely, and mean less: that loop
-writes every token, and a probe that nobody answers says truly that it stands still. What the port has to itself is its
-connections: those of clients, however many, cannot keep a probe out.
+It is served by the same event loop as the main port. A thread would answer more reliably but prove less: that loop
+writes every token, so a probe that gets no answer rightly reports that the loop is stuck. The port does have its own
+connections: clients on the main port, however many, cannot keep a probe out.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from penstock.server.http.bounded_protocol import bounded_protocol
 __all__ = ["PROBE_CONNECTIONS", "probes_served"]
 
 PROBE_CONNECTIONS = 16
-"""At once; more are answered 429."""
+"""Connections at once; more are answered 429."""
 
 KEEP_ALIVE_SECONDS = 5
 LAST_SECONDS = 1
-"""For a probe that is being answered when the server ends."""
+"""Time to finish answering a probe when the server ends."""
 
 
 @contextlib.asynccontextmanager
 async def probes_served(app: ASGIApp, listening: socket.socket, limits: ServerLimits) -> AsyncIterator[None]:
-    """Inside, `app` is served on a listening socket, which is closed in the end."""
+    """Serve `app` on a listening socket until the context ends, then close the socket."""
     server = _ProbeServer(
         uvicorn.Config(
             app,
@@ -55,9 +55,9 @@ async def probes_served(app: ASGIApp, listening: socket.socket, limits: ServerLi
 
 
 class _ProbeServer(uvicorn.Server):
-    """uvicorn without signals, which are the other server's."""
+    """uvicorn without signal handlers, which belong to the main server."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them."""
+        """Leave signals alone."""
         yield

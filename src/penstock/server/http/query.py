@@ -1,4 +1,4 @@
-"""Query parameters: those that an endpoint knows; others are refused by name, or with `--compat` left out and listed.
+"""Read query parameters; unknown ones are refused by name, or with `--compat` ignored and listed.
 
 Lists and objects are written as OpenAI's clients write them: `include[]=a`, `metadata[key]=value`.
 """
@@ -18,16 +18,16 @@ __all__ = ["PAGE", "flag", "page_of", "read_query"]
 
 T = TypeVar("T")
 PAGE = ("after", "limit", "order")
-"""What pages of a list are asked for by."""
+"""Parameters that select a page of a list."""
 MOST = 100
 BOOLEANS = {"true": True, "false": False}
 
 
 def read_query(http_request: Request, *known: str, compat: bool) -> dict[str, list[str]]:
-    """Name -> values of the parameters among `known`; of an object's members, the name with its brackets.
+    """Return name -> values of the `known` parameters; an object's member keeps its brackets in the name.
 
     Raises:
-        InvalidParameter: there is another, and no `compat`.
+        InvalidParameter: there is an unknown parameter, and `compat` is off.
     """
     given: dict[str, list[str]] = {}
     ignored: list[str] = []
@@ -45,10 +45,10 @@ def read_query(http_request: Request, *known: str, compat: bool) -> dict[str, li
 
 
 def flag(query: Mapping[str, Sequence[str]], name: str) -> bool:
-    """A parameter that is true or false; false when left out.
+    """Read a boolean parameter; false when left out.
 
     Raises:
-        InvalidParameter: it is neither.
+        InvalidParameter: it is neither true nor false.
     """
     value = query.get(name, ["false"])[-1]
     if value not in BOOLEANS:
@@ -59,13 +59,13 @@ def flag(query: Mapping[str, Sequence[str]], name: str) -> bool:
 def page_of(
     items: Sequence[T], query: Mapping[str, Sequence[str]], id_of: Callable[[T], str], *, order: str = "asc"
 ) -> tuple[list[T], JsonObject]:
-    """The items of a page, and what an answer says of it beside its `data`.
+    """The items of a page, and the response's fields beside `data`.
 
     Args:
-        items: all of them, in ascending order.
+        items: all items, in ascending order.
         query: may have `after` (an id), `limit` and `order`.
-        id_of: an item's id.
-        order: asc or desc, when left out.
+        id_of: returns an item's id.
+        order: the default order, asc or desc.
 
     Raises:
         InvalidParameter: there is no such page.

@@ -1,4 +1,4 @@
-"""Writing an HTTP answer piece by piece, straight to the ASGI server."""
+"""Write an HTTP response piece by piece, straight to the ASGI server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TEXT_HEADERS = {"content-type": "text/plain; charset=utf-8", "cache-control": "n
 
 
 class ResponseWriter:
-    """Writes one HTTP answer, and remembers whether it has started.
+    """Writes one HTTP response, and remembers whether it has started.
 
     Attributes:
-        before: awaited before anything is sent, where something must be done first.
+        before: awaited before each message is sent, if set.
     """
 
     def __init__(self, send: Send) -> None:
@@ -42,7 +42,7 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def respond(self, response: Response) -> None:
-        """Send a whole answer instead."""
+        """Send a complete response instead."""
         self.started = True
         headers = response.raw_headers
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})

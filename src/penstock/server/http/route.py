@@ -1,4 +1,4 @@
-"""One endpoint as a value: every room lists its own, and the application puts all of them on paths."""
+"""An endpoint as a value: each package lists its own, and the application registers all of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from penstock.server.http.connection import ClientLeft
 __all__ = ["Handler", "Route", "add_route"]
 
 Handler = Callable[..., Awaitable[Response]]
-"""Answers a request. Its parameters are those that FastAPI fills: the `Request`, and what the path captures. Its name
-and docstring are the endpoint's in the OpenAPI document."""
+"""Answers a request. FastAPI fills its parameters: the `Request`, and the path's captures. Its name and docstring
+become the endpoint's in the OpenAPI document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Route:
         method: GET, POST or DELETE.
         path: with captures in braces, such as `/v1/responses/{response_id}`.
         handler: answers its requests.
-        answers: what the OpenAPI document says of the answers, by status; see `openapi.answers`.
-        body: what it says of the request's body; see `openapi.request_body`.
-        documented: whether the document has the endpoint at all.
+        answers: its responses in the OpenAPI document, by status; see `openapi.answers`.
+        body: its request body in the document; see `openapi.request_body`.
+        documented: whether the document includes the endpoint.
         queued: whether each of its requests waits in the engine's queue, so that a full queue refuses them unread.
 
-    Wherever there is GET there is HEAD, with the same status and headers and no body (RFC 9110, section 9.3.2).
+    Every GET endpoint also takes HEAD, with the same status and headers and no body (RFC 9110, section 9.3.2).
     """
 
     method: str
@@ -46,7 +46,7 @@ class Route:
 
 
 def add_route(app: FastAPI, route: Route) -> None:
-    """Put one endpoint on `app`."""
+    """Register an endpoint on `app`."""
     app.add_api_route(
         route.path,
         route.handler,
@@ -61,7 +61,7 @@ def add_route(app: FastAPI, route: Route) -> None:
 
 
 def _headers_of(handler: Handler) -> Handler:
-    """Answers with the status and the headers of what `handler` answers."""
+    """Wrap `handler` to answer with the status and headers of its response only."""
 
     @wraps(handler)
     async def headers(*args: Any, **kwargs: Any) -> Response:
@@ -71,7 +71,7 @@ def _headers_of(handler: Handler) -> Handler:
 
 
 class _HeadersOf(Response):
-    """Another answer without its body. Where that would stream, it is left as by a client that has seen enough."""
+    """Another response without its body. A stream is ended as if its client had disconnected."""
 
     def __init__(self, whole: Response) -> None:
         self._whole = whole

@@ -1,8 +1,8 @@
-"""Running the application: a listening socket, uvicorn, and an orderly end.
+"""Run the application: a listening socket, uvicorn, and an orderly shutdown.
 
-On the first SIGINT or SIGTERM the application hears at once that the server stops: it is not ready any more and refuses
-new work. Connections are still taken, so that whoever asks is told. Running answers finish within a time limit; what
-outlasts it ends with an error. On the second signal everything ends at once.
+On the first SIGINT or SIGTERM the application learns at once that the server is stopping: it is no longer ready and
+refuses new work. Connections are still accepted, so that clients get that refusal. Responses in progress may finish
+within a time limit, and then end with an error. On the second signal everything ends at once.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TICK_SECONDS = 0.05
 """How soon a second signal is noticed."""
 
 GOODBYE_SECONDS = 1.0
-"""For requests that are on their way when all others are answered, and for the last bytes of an answer."""
+"""Time for requests in flight when all others are answered, and for cancelled responses to send their error."""
 
 TURNS_UNTIL_TAKEN = 4
-"""Of the event loop, from when asyncio has accepted a connection to when it has made a transport for it."""
+"""Turns of the event loop between asyncio accepting a connection and making a transport for it."""
 
 log = logging.getLogger("penstock.server")
 
@@ -52,12 +52,12 @@ class Server(uvicorn.Server):
     """uvicorn with its own socket, a callback when it is ready, and signals that end it with exit code 0.
 
     Args:
-        app: the application; it hears of the end through its `Lifecycle`, if it has one.
+        app: the application; its `Lifecycle`, if it has one, tells it that the server is stopping.
         config: where to listen.
         on_ready: called with the URL when connections are accepted.
-        drain_seconds: how long running answers may go on after `stop` or a signal.
-        limits: on connections.
-        on_force: called when everything is to end at once.
+        drain_seconds: how long responses in progress may go on after `stop` or a signal.
+        limits: limits on headers and on slow clients.
+        on_force: called when everything must end at once.
         notifier: tells the service manager.
     """
 
@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                backlog=ACCEPTED_AT_ONCE,  # asyncio has one number for this and for the system's queue
+                backlog=ACCEPTED_AT_ONCE,  # asyncio uses one number for this and for the system's queue
             )
         )
         self._app = app
@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
         self._taking: set[asyncio.Task[object]] = set()
 
     def stop(self) -> None:
-        """End as after the first signal. May be called from any thread, and by a signal handler."""
+        """Stop as on the first signal. May be called from any thread, and by a signal handler."""
         self.should_exit = True
         if self._event_loop is not None and self._lifecycle is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
         """Serve until stopped.
 
         Raises:
-            ConfigError: the address cannot be listened on.
+            ConfigError: cannot listen on the address.
         """
         self._event_loop = asyncio.get_running_loop()
         config = self._config
@@ -123,7 +123,7 @@ class Server(uvicorn.Server):
             await self.serve(sockets=[listening])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; then says the URL."""
+        """Start as uvicorn does, then report the URL."""
         await super().startup(sockets)
         for listening in sockets or []:
             listening.listen(BACKLOG)
@@ -134,9 +134,10 @@ class Server(uvicorn.Server):
             self._notifier.ready(f"serving at {url}")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let running answers finish, then close every connection; in place of uvicorn's, which listens no more first.
+        """Let responses in progress finish, then close every connection.
 
-        A client that connects meanwhile would be reset, and could not tell a server that ends from one that crashed.
+        Replaces uvicorn's method, which stops listening first: a client that connected meanwhile would be reset, and
+        could not tell a stopping server from a crashed one.
         """
         if self._lifecycle is not None:
             self._lifecycle.stopping.set()
@@ -148,7 +149,7 @@ class Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _finish_answers(self, end: float) -> None:
-        """Wait for the answers that are running now; cancel those that take longer."""
+        """Wait until `end` for the responses in progress; cancel those that take longer."""
         running = set(self.server_state.tasks)
         if running:
             log.info("stopping: running answers, %d of them, have %g seconds", len(running), self._drain_seconds)
@@ -162,16 +163,16 @@ class Server(uvicorn.Server):
             await asyncio.wait(running, timeout=GOODBYE_SECONDS)
 
     async def _wait(self, tasks: set[asyncio.Task[None]], end: float) -> set[asyncio.Task[None]]:
-        """Wait for tasks until `end`, in seconds of the event loop, or a second signal; the ones that are left."""
+        """Wait for tasks until `end` (event loop time) or a second signal; return the unfinished ones."""
         time = asyncio.get_running_loop().time
         while tasks and not self.force_exit and (left := end - time()) > 0:
             _, tasks = await asyncio.wait(tasks, timeout=min(left, TICK_SECONDS))
         return tasks
 
     async def _listen_no_more(self, sockets: list[socket.socket]) -> None:
-        """Close the listening sockets, but take the connections that the system has accepted for them.
+        """Close the listening sockets, but accept the connections that the system has queued for them.
 
-        asyncio forgets a connection that it has accepted and made no transport for when its server is closed.
+        When asyncio's server closes, it forgets connections that it has accepted but made no transport for.
         """
         event_loop = asyncio.get_running_loop()
         for listening in sockets:
@@ -189,7 +190,7 @@ class Server(uvicorn.Server):
                 task.add_done_callback(self._taking.discard)
 
     async def _finish_connections(self, end: float) -> None:
-        """Answer what is on its way, and see to it that clients can read what was written to them."""
+        """Answer requests in flight, and give clients time to read what was written to them."""
         time = asyncio.get_running_loop().time
         soon = time() + GOODBYE_SECONDS
         while not self.force_exit:
@@ -207,7 +208,7 @@ class Server(uvicorn.Server):
         return [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
 
     def _protocol(self) -> asyncio.Protocol:
-        """What uvicorn would make for a connection that it had accepted itself."""
+        """Make the protocol that uvicorn makes for a connection that it accepts itself."""
         make = self.config.http_protocol_class
         protocol: asyncio.Protocol = make(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
@@ -215,7 +216,7 @@ class Server(uvicorn.Server):
         return protocol
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application. A request that is cancelled because the server ends is no failure to report."""
+        """Call the application. A request that is cancelled because the server stops is not reported as a failure."""
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
@@ -224,7 +225,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take the signals over while serving; unlike uvicorn's, does not kill the process with them afterwards."""
+        """Handle the signals while serving; unlike uvicorn, do not kill the process with them afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -252,19 +253,19 @@ def run(
     on_force: Callable[[], None] = lambda: None,
     notifier: Notifier = NOBODY,
 ) -> None:
-    """Serve `app` until SIGINT or SIGTERM; returns when every answer is finished or `drain_seconds` are over.
+    """Serve `app` until SIGINT or SIGTERM; returns when every response is finished or `drain_seconds` are over.
 
     Args:
         app: the application.
         config: where to listen; port 0 takes a free one.
         on_ready: called once with the URL, when connections are accepted.
-        drain_seconds: how long running answers may go on after the signal; the rest is then answered with an error.
-        end: what else may end it.
-        on_force: called at the second signal; whatever takes time afterwards should be cut short.
+        drain_seconds: how long responses in progress may go on after the signal; the rest then end with an error.
+        end: another way to end the server.
+        on_force: called on the second signal; lengthy work after that should be cut short.
         notifier: tells the service manager.
 
     Raises:
-        ConfigError: the address cannot be listened on, or no connection could be taken.
+        ConfigError: cannot listen on the address, or the process may not open enough files for one connection.
     """
     config = replace(config, max_connections=connections_within_limits(config.max_connections))
     server = Server(app, config, on_ready, drain_seconds, on_force=on_force, notifier=notifier)

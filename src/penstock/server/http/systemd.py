@@ -1,8 +1,8 @@
-"""Telling systemd how the server is, by its notify protocol (sd_notify(3), systemd.service(5): `Type=notify`).
+"""Report the server's state to systemd by its notify protocol (sd_notify(3), systemd.service(5): `Type=notify`).
 
 Each message is one datagram of `NAME=value` lines to the socket that `$NOTIFY_SOCKET` names: `READY=1` when connections
-are taken, `STOPPING=1` when the server begins to stop, `STATUS=` for people. Where the unit has `WatchdogSec=`,
-`WATCHDOG=1` follows at half that time, as long as the engine answers: systemd kills a server that has been silent for
+are accepted, `STOPPING=1` when the server begins to stop, `STATUS=` for people. If the unit has `WatchdogSec=`,
+`WATCHDOG=1` is sent every half of that time as long as the engine responds; systemd kills a server that is silent for
 the whole of it, and starts another.
 """
 
@@ -18,17 +18,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 __all__ = ["NOBODY", "Notifier", "open_notifier"]
 
 SEND_SECONDS = 1.0
-"""How long a manager that does not read may hold the server up."""
+"""How long a service manager that does not read may block the server."""
 
 log = logging.getLogger("penstock.server")
 
 
 class Notifier:
-    """Sends messages to the service manager, if there is one. A message that cannot be sent is logged, no more.
+    """Sends messages to the service manager, if there is one. A message that cannot be sent is only logged.
 
     Args:
-        address: of its datagram socket: a path, or a name in Linux' abstract namespace after `@`; "" for nobody.
-        watchdog_seconds: how long it waits for a sign of life; 0 if it does not.
+        address: its datagram socket: a path, or `@` and a name in Linux's abstract namespace; "" for no manager.
+        watchdog_seconds: how long it waits for a watchdog message; 0 for no watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_seconds: float = 0.0) -> None:
@@ -37,21 +37,21 @@ class Notifier:
         self._ready = ""
 
     def ready(self, status: str) -> None:
-        """Connections are taken."""
+        """Report that connections are accepted."""
         self._ready = status
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def stopping(self, status: str) -> None:
-        """The server has begun to stop."""
+        """Report that the server has begun to stop."""
         self._send("STOPPING=1", f"STATUS={_line(status)}")
 
     def status(self, text: str) -> None:
-        """Something for people, for `systemctl status` to show."""
+        """Set the text that `systemctl status` shows."""
         self._send(f"STATUS={_line(text)}")
 
     @contextlib.asynccontextmanager
     async def watched(self, stuck: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
-        """Inside, give signs of life as long as `stuck` says ""; it is asked on the event loop that serves."""
+        """Inside, send watchdog messages while `stuck` returns ""; it is asked on the event loop that serves."""
         if not (self._address and self._watchdog_seconds):
             yield
             return
@@ -85,11 +85,11 @@ class Notifier:
 
 
 NOBODY = Notifier()
-"""There is no service manager."""
+"""The notifier when there is no service manager."""
 
 
 def open_notifier(environ: Mapping[str, str]) -> Notifier:
-    """Whoever the environment says started this process and wants to be told."""
+    """The notifier for the service manager that the environment names; `NOBODY` if it names none."""
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return NOBODY

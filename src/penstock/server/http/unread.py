@@ -1,7 +1,7 @@
-"""Writing to a pipe whose reader has gone: a server serves on, and its exit code does not tell of it.
+"""Tolerate output to a pipe whose reader has gone: the server keeps serving, and its exit code is unaffected.
 
-Python ignores SIGPIPE, so each write raises; and what was not written is tried once more at the end of the process,
-which then ends with code 120.
+Python ignores SIGPIPE, so each write to such a pipe raises; and Python flushes unwritten output again at exit, which
+then ends the process with code 120.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["silence", "unread_is_fine"]
 
 
 def silence(stream: TextIO) -> None:
-    """From now on, what is written to `stream` goes nowhere."""
+    """Discard everything written to `stream` from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -23,7 +23,7 @@ def silence(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def unread_is_fine(stream: TextIO) -> Iterator[None]:
-    """Inside, something is written to `stream`; if nobody reads it any more, it is silent from now on."""
+    """Allow a broken pipe while writing to `stream` inside; once it breaks, `stream` is silenced."""
     try:
         yield
     except BrokenPipeError:

@@ -11,5 +11,5 @@ __all__ = ["SCHEMAS", "routes"]
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Every endpoint of this room."""
+    """Every endpoint of this package."""
     return (*sampling_controls.routes(serving), *engine_events.routes(serving), *files.routes())

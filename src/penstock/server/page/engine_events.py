@@ -1,8 +1,8 @@
 """`GET /engine/events`: what the engine is doing, once a second, as server-sent events.
 
-There is no history and no buffer: an event is the client's health when it is sent, so a viewer costs one attribute read
-a second, and a slow viewer costs no more. Rates are left to the viewer, who divides differences of counters by
-differences of `at`. Events hold numbers only: no prompt, no id, no tenant.
+There is no history and no buffer: an event is the engine's health when it is sent, so a viewer costs one attribute read
+a second, and a slow viewer costs no more. Viewers compute rates: differences of counters divided by differences of
+`at`. Apart from `alive` and `reason`, events hold numbers only: no prompt, no id, no tenant.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVENTS_PATH = "/engine/events"
 
 PERIOD_SECONDS = 1.0
 LONGEST_SECONDS = 600.0
-"""After this a stream ends, and a viewer that is still there asks again: a connection that nobody watches goes away."""
+"""After this a stream ends, and a viewer that is still there reconnects: a connection that nobody watches goes away."""
 
 MAX_VIEWERS = 32
 
@@ -51,7 +51,7 @@ FIELDS = (
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """The stream. It is not in the OpenAPI document, where every answer has an end."""
+    """The stream's endpoint. It is not in the OpenAPI document, where every response has an end."""
     audience = _Audience()
 
     async def engine_events() -> Response:
@@ -62,19 +62,19 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
 
 def snapshot(health: Health) -> JsonObject:
-    """One event: the state, the counters since the start, and `at`, seconds on the server's monotone clock."""
+    """One event: the state, the counters since the start, and `at`, seconds on the server's monotonic clock."""
     return {name: getattr(health, name) for name in FIELDS} | {"at": round(time.monotonic(), 3)}
 
 
 class _Audience:
-    """How many viewers there are. Confined to one event loop."""
+    """Counts viewers. Confined to one event loop."""
 
     def __init__(self) -> None:
         self.viewers = 0
 
 
 class _EventStream(Response):
-    """The endless answer."""
+    """The response that streams events."""
 
     def __init__(self, client: EngineClient, audience: _Audience, stopping: asyncio.Event) -> None:
         self._client = client
@@ -84,7 +84,7 @@ class _EventStream(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the viewer leaves, the server stops or the time is over."""
+        """Send events until the viewer disconnects, the server stops or `LONGEST_SECONDS` are over."""
         if self._audience.viewers >= MAX_VIEWERS:
             full = Overloaded(f"{MAX_VIEWERS} viewers watch the engine already.", retry_after=10)
             await error_response(full)(scope, receive, send)

@@ -1,9 +1,9 @@
 """The page at `/`: its files, read once from the package, and the headers they are served with.
 
 With these headers a browser loads scripts, styles and data from this server alone, runs no inline script, builds no
-markup from text (Trusted Types), and lets nobody frame the page. The files hold no secret and need no key: a key is
-entered on the page; see `is_page_path`.
-Invariant: only the files that lay in `static/` when the application was made are served; a path from a request never
+markup from text (Trusted Types), and lets nobody frame the page. The files contain no secret and need no key: users
+enter their key on the page; see `is_page_path`.
+Invariant: only the files that were in `static/` when the application was made are served; a path from a request never
 reaches the file system.
 """
 
@@ -48,7 +48,7 @@ SECURITY = "; ".join(
     )
 )
 HEADERS = {
-    "cache-control": "no-cache",  # kept, but asked about each time: the ETag answers in one round trip
+    "cache-control": "no-cache",  # cached, but revalidated each time: the ETag answers in one round trip
     "content-security-policy": SECURITY,
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -60,7 +60,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file of the page. `etag` is quoted, as the header wants it (RFC 9110, section 8.8.3)."""
+    """One file of the page. `etag` is quoted, as the header requires (RFC 9110, section 8.8.3)."""
 
     content: bytes
     media_type: str
@@ -83,7 +83,7 @@ def is_page_path(path: str) -> bool:
 
 
 def routes() -> tuple[Route, ...]:
-    """The page on `/` and its files below `/page/`. Not in the OpenAPI document: it is no part of the API."""
+    """The page on `/` and its files below `/page/`. Not in the OpenAPI document: the page is not part of the API."""
     files = read_page()
 
     async def index(http_request: Request) -> Response:
@@ -110,6 +110,6 @@ def _answer(file: PageFile, http_request: Request) -> Response:
 
 
 def _has_already(if_none_match: str, etag: str) -> bool:
-    """RFC 9110, section 13.1.2: weak comparison with any of a list, or `*`."""
+    """Whether If-None-Match matches: weak comparison with any of a list, or `*` (RFC 9110, section 13.1.2)."""
     known = {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
     return etag in known or "*" in known

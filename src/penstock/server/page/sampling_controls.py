@@ -1,7 +1,7 @@
 """`GET /engine/sampling`: every sampling parameter with type, range, default and meaning.
 
 The list is `penstock.sampling.PARAMETERS`, and the chat endpoint's own table says which of them it takes. So a file
-that adds a parameter adds a control, too.
+that adds a parameter also adds a control.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CHAT_DEFAULTS: JsonObject = {"max_tokens": None}
 
 
 def describe(parameter: Parameter, defaults: JsonObject) -> JsonObject:
-    """One parameter, as JSON, where `defaults` are the served model's own.
+    """One parameter as JSON; `defaults` are the served model's own.
 
     `default` is the value in a conversation that does not give one; `chat` is whether `/v1/chat/completions` takes the
-    parameter as described here; `random_only` is whether it means nothing at temperature 0.
+    parameter as described here; `random_only` is whether it has no effect at temperature 0.
     """
     return {
         "name": parameter.name,

@@ -11,6 +11,6 @@ __all__ = ["SCHEMAS", "routes"]
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Every endpoint of this room."""
+    """Every endpoint of this package."""
     modules = (tokenize, detokenize, apply_template)
     return tuple(route for module in modules for route in module.routes(serving))

@@ -1,4 +1,4 @@
-"""`POST /apply-template`: a conversation as the model's chat template writes it."""
+"""`POST /apply-template`: a conversation as the model's chat template renders it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ NEUTRAL_TEMPLATE: Neutrals = {"chat_template": ()}
 
 
 def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> Prompt:
-    """The conversation that `body` holds.
+    """The conversation in `body`.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: `body` is invalid; names the field.
     """
     served_name(body, card, limits)
     given = read_fields(body, TEMPLATE_FIELDS, NEUTRAL_TEMPLATE)

@@ -25,10 +25,10 @@ DETOKENIZE_FIELDS = (
 
 
 def parse_detokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -> tuple[int, ...]:
-    """The token ids that `body` holds.
+    """The token ids in `body`.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: `body` is invalid; names the field.
     """
     served_name(body, card, limits)
     given = read_fields(body, DETOKENIZE_FIELDS, {})

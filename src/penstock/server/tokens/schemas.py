@@ -1,4 +1,4 @@
-"""OpenAPI schemas of the answers about tokens."""
+"""OpenAPI schemas of the token endpoints' responses."""
 
 from __future__ import annotations
 

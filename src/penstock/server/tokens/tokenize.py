@@ -44,10 +44,10 @@ NEUTRAL_TOKENIZE: Neutrals = {
 
 
 def parse_tokenize(body: JsonObject, card: ModelCard, limits: RequestLimits) -> tuple[Prompt, bool]:
-    """The prompt that `body` holds, and whether token texts are asked for.
+    """The prompt in `body`, and whether token texts are requested.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: `body` is invalid; names the field.
     """
     served_name(body, card, limits)
     given = read_fields(body, TOKENIZE_FIELDS, NEUTRAL_TOKENIZE)
@@ -68,7 +68,7 @@ def read_chat_prompt(given: JsonObject, card: ModelCard, limits: RequestLimits) 
     """The prompt that the chat endpoint would make of these `messages` and `PROMPT_FIELDS`.
 
     Raises:
-        RequestError: they cannot be served; names the field.
+        RequestError: they are invalid, or the model has no chat template; names the field.
     """
     if not card.has_chat_template:
         raise InvalidParameter("messages", "The served model has no chat template.", code="unsupported_model")
