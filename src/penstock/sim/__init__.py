@@ -1,4 +1,4 @@
-"""A runner without tensors, a model without weights and a clock without time: for tests of everything but numbers."""
+"""A runner without tensors, a model without weights and a simulated clock: for tests of everything but numbers."""
 
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import golden

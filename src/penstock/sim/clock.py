@@ -1,4 +1,4 @@
-"""A clock without time: it stands still until somebody moves it. Implements the port `Clock`."""
+"""A simulated clock: it stands still until it is advanced. Implements the port `Clock`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SimClock:
         """Let time pass.
 
         Raises:
-            ValueError: time cannot run backwards.
+            ValueError: `seconds` is negative.
         """
         if not seconds >= 0:
             raise ValueError(f"seconds must not be negative, got {seconds}")

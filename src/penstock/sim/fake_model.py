@@ -1,7 +1,7 @@
 """A language model without weights: the next token, and each hidden state, is a hash of everything before it.
 
 Decides what is right: `golden` computes an answer from the tokens alone, with no memory, blocks or batch, so whatever a
-runner with a KV memory answers can be compared with it. Knows nothing of plans.
+runner with a KV memory answers can be compared with it. Does not know plans.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FINITE = 0xBFFF_FFFF_BFFF_FFFF
 
 
 def cell(token: int, position: int) -> int:
-    """What the fake KV memory holds for `token` at `position`: different for any two pairs that a test will meet."""
+    """The value in the fake KV memory for `token` at `position`: different for any two pairs that a test will meet."""
     return (token * 1_000_003 + position * 7_919 + 1) % (1 << CELL_BITS)
 
 
 def carry(state: int, cells: Sequence[int]) -> int:
-    """The recurrent state after the positions whose KV is `cells`, which follow those that `state` is of."""
+    """The recurrent state after `cells`, the KV of the positions that follow `state`."""
     for each in cells:
         state = (state * 6_364_136_223_846_793_005 + each) % (1 << CELL_BITS)
     return state
@@ -53,17 +53,17 @@ def next_token(cells: Sequence[int], vocab_size: int, sampling: SamplingSpec, ch
 
 
 def log_probability(token: int) -> float:
-    """What the model says of a token that it chose: another number for each."""
+    """The log probability of a chosen token: a different number for each token."""
     return -1.0 / (1 + token)
 
 
 def seen(cells: Sequence[int], window: int | None) -> Sequence[int]:
-    """What the last position of a prefix sees of it."""
+    """The part of a prefix that its last position sees."""
     return cells if window is None else cells[-window:]
 
 
 def hidden_state(cells: Sequence[int]) -> int:
-    """What the model makes of the last position of a prefix whose KV is `cells`: a number that stands for a vector."""
+    """The hidden state at the last position of a prefix whose KV is `cells`: a number that stands for a vector."""
     message = struct.pack(f"<{len(cells)}q", *cells)
     return int.from_bytes(hashlib.blake2b(message, digest_size=6).digest(), "little")
 
@@ -71,14 +71,14 @@ def hidden_state(cells: Sequence[int]) -> int:
 def golden_embedding(
     prompt: Sequence[int], pooling: Pooling, window: int | None = None, stateful: bool = False
 ) -> bytes:
-    """The embedding of `prompt`, computed without any KV memory; a mean is the sum of all hidden states here."""
+    """The embedding of `prompt`, computed without any KV memory; here a mean is the sum of all hidden states."""
     cells = [cell(token, position) for position, token in enumerate(prompt)]
     ends = pooled_places(pooling, 0, len(cells))
     return vector(sum(hidden_state(_known(cells[:end], window, stateful)) for end in ends))
 
 
 def pooled_places(pooling: Pooling, start: int, end: int) -> range:
-    """Which of the positions `[start, end)` are pooled, each as the number of positions up to its own."""
+    """The positions of `[start, end)` that are pooled, each as the number of positions up to and including it."""
     if pooling is Pooling.CLS:
         return range(1, 2 if start == 0 else 1)
     return range(end if pooling is Pooling.LAST else start + 1, end + 1)
@@ -98,9 +98,9 @@ def golden(
     window: int | None = None,
     stateful: bool = False,
 ) -> tuple[int, ...]:
-    """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are not its business.
+    """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are ignored.
 
-    Of a `stateful` model, which carries a recurrent state beside its KV, they depend on that too.
+    With `stateful`, the model carries a recurrent state besides its KV, and the tokens depend on it too.
     """
     tokens = list(prompt)
     cells = [cell(token, position) for position, token in enumerate(tokens)]
@@ -111,5 +111,5 @@ def golden(
 
 
 def _known(cells: Sequence[int], window: int | None, stateful: bool) -> Sequence[int]:
-    """What the last position sees of its prefix, and behind it the state that it carries, if any."""
+    """What the last position sees of its prefix, followed by the recurrent state, if any."""
     return [*seen(cells, window), carry(START, cells)] if stateful else seen(cells, window)

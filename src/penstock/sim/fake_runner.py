@@ -1,19 +1,19 @@
-"""A runner with a paged KV memory and no tensors: one file, because what a plan writes and reads back belongs together.
+"""A runner with a paged KV memory and no tensors: one file, because a plan's writes and the reads of them go together.
 
 Implements the port `Runner`.
 
-It does what a real one does with a plan, through the same block tables: it writes a value for each position, reads
-the whole prefix back and derives the next token from what it read. So a block that is stale, shared too early, aliased
-or in the wrong order changes its answer, and silent KV corruption becomes a failed equality with `golden`. Blocks are
+It executes plans like a real runner, through the same block tables: it writes a value for each position, reads the
+whole prefix back and derives the next token from what it read. So a block that is stale, shared too early, aliased or
+in the wrong order changes the answer, and silent KV corruption becomes a failed equality with `golden`. Blocks are
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
-computes a plan when its result is asked for, after the next one was given: a block that was handed out too early is
-written late. Where the model carries recurrent state, that is a hash of all positions, which is kept in checkpoints as
-plans say. What plans save is kept as it was then, `stored` and `stored_states` by key, and rows read it back; whoever
-takes something out of these makes them come short. With `config.draft_context` there is a draft model: what it guesses
-is right at two places of three.
+computes a plan when its result is requested, after the next plan was started, so a block that was handed out too early
+is written late. The recurrent state, if the model carries one, is a hash of all positions; plans say when it is kept in
+checkpoints. Saved blocks and states are kept as they were, by key, in `stored` and `stored_states`, and rows read them
+back; a test that removes an entry makes such a row come short. With `config.draft_context` there is a draft model,
+whose guesses are right at two positions of three.
 
-It also holds each plan to the law of `contract.plan`, and raises `PlanViolation` where the plan breaks it. It decides
-nothing else, and does not know the scheduler.
+It also checks each plan against the rules of `contract.plan`, and raises `PlanViolation` if the plan breaks one. It
+decides nothing else, and does not know the scheduler.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = ["FakeRunner", "PlanViolation", "StepCost"]
 
 
 class PlanViolation(EngineFault):
-    """A plan broke the law of `contract.plan`, or led the runner to KV that is not there."""
+    """A plan broke a rule of `contract.plan`, or led the runner to KV that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """How long a step takes: a linear model, in seconds a step, a computed token, and a token of context read."""
+    """Duration of a step: a linear model, in seconds per step, per computed token and per token of context read."""
 
     step: float = 0.001
     token: float = 0.0001
@@ -63,7 +63,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class _Slot:
-    """What the runner knows of the sequence in a slot: all of it came with an `Admit` or was sampled here."""
+    """What the runner knows of the sequence in a slot: all of it came with plans or was computed here."""
 
     admit: Admit
     tokens: list[int]
@@ -71,30 +71,31 @@ class _Slot:
     computed: int
     failure: str = ""
     followed: int = 0  # positions that the draft model has computed
-    pooled: int = 0  # of an embedding: what its hidden states add up to
-    states: list[int] = field(default_factory=list)  # after `computed` positions, and before: of the newest row
+    pooled: int = 0  # of an embedding: the sum of its hidden states
+    states: list[int] = field(default_factory=list)  # of the newest row: before it, and after each of its positions
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """A plan in flight, and whose each of its rows is."""
+    """A plan in flight, and the slot of each of its rows."""
 
     plan: StepPlan
     slots: list[_Slot]
-    behind: set[int] = field(default_factory=set)  # slots whose row before this plan's waits, so that this one does
+    behind: set[int] = field(default_factory=set)  # slots whose earlier row waits, so this row waits too
 
 
 class FakeRunner:
     """Executes plans in a fake memory. Owns that memory and the slot tables.
 
     Args:
-        config: the scheduler's; plans are held to its sizes.
+        config: the scheduler's configuration; plans must keep to its sizes.
         vocab_size: tokens are drawn from `range(vocab_size)`.
-        clock: moved on by each step's cost, if given.
+        cost: the duration of steps.
+        clock: advanced by each step's cost, if given.
 
     Attributes:
-        crashes: how many steps raised because they were told to.
-        stored: saved blocks, by key; it outlives every reset, and may be another runner's.
+        crashes: how many steps raised because a test ordered it.
+        stored: saved blocks, by key; it outlives every reset, and may be shared with another runner.
         stored_states: saved recurrent states, as `stored`.
     """
 
@@ -130,19 +131,19 @@ class FakeRunner:
         return {index: slot.admit.seq_id for index, slot in self._slots.items()}
 
     def fail_sequence(self, seq_id: str, message: str) -> None:
-        """Let the next row of this sequence fail."""
+        """Make the next row of this sequence fail."""
         self._failing[seq_id] = message
 
     def let_wait(self, seq_id: str, draws: int) -> None:
-        """Let the next so many draws of this sequence wait."""
+        """Make the next `draws` draws of this sequence wait."""
         self._waits[seq_id] = draws
 
     def crash_at(self, step: int) -> None:
-        """Let the whole of this step raise."""
+        """Make this whole step raise."""
         self._crashes.add(step)
 
     def poison(self, seq_id: str) -> None:
-        """Let every step raise that has a row of this sequence."""
+        """Make every step raise that has a row of this sequence."""
         self._poisonous.add(seq_id)
 
     @property
@@ -154,17 +155,17 @@ class FakeRunner:
         """Apply the plan in its order: releases, admits, rows.
 
         Raises:
-            PlanViolation: the plan is unlawful.
-            RuntimeError: a crash was ordered for this step.
+            PlanViolation: the plan breaks a rule.
+            RuntimeError: a crash was ordered for this step, or one of its sequences is poisoned.
         """
         self.start(plan)
         return self.finish()
 
     def start(self, plan: StepPlan) -> None:
-        """Change the tables; nothing is read or written before `finish`, so whoever reuses a block too early shows.
+        """Change the tables and save blocks; rows are computed only by `finish`, which exposes blocks reused too early.
 
         Raises:
-            PlanViolation: the plan is unlawful.
+            PlanViolation: the plan breaks a rule.
             RuntimeError: a crash was ordered for this step.
         """
         self._require(plan.step == self._step, f"step {plan.step} came where {self._step} was due")
@@ -187,11 +188,11 @@ class FakeRunner:
         self._in_flight.append(_Started(plan, [self._slots[row.slot] for row in plan.rows]))
 
     def finish(self) -> StepResult:
-        """Compute the eldest plan that was started.
+        """Compute the oldest plan in flight.
 
         Raises:
             PlanViolation: its rows do not continue what was computed.
-            RuntimeError: one of them is poison.
+            RuntimeError: one of its sequences is poisoned.
         """
         started = self._in_flight[0]
         plan, slots = started.plan, started.slots
@@ -222,7 +223,7 @@ class FakeRunner:
         return StepResult(plan.step, tuple(results), seconds, guessing=guessing)
 
     def _guess_work(self, plan: StepPlan) -> GuessWork | None:
-        """What the draft model takes at most: each pass a fifth of a step, each position a fifth of one."""
+        """The draft model's work at most: a pass costs a fifth of a step, a position a fifth of a token."""
         passes = max([row.guesses for row in plan.rows], default=0)
         positions = sum([row.follow + row.guesses for row in plan.rows])
         if not positions:
@@ -231,17 +232,17 @@ class FakeRunner:
         return GuessWork((self._cost.step * passes + self._cost.token * positions) / 5, passes, positions)
 
     def _has_row(self, index: int, *, reading: bool = False) -> bool:
-        """Whether a plan in flight has a row of this slot; with `reading`, one that reads."""
+        """Whether a plan in flight has a row of this slot; with `reading`, a row that reads stored blocks."""
         rows = (row for started in self._in_flight for row in started.plan.rows if row.slot == index)
         return any(row.stored or not reading for row in rows)
 
     def _save(self, save: Save) -> None:
-        """Keep what a block holds now: whoever saves one that is not full, or another's, is found out."""
+        """Keep what a block holds now; saving a block that is not full, or has other tokens, raises."""
         cells = [value for value in self._memory[save.block] if value is not None]
         name = f"block {save.block}, which is to be saved,"
         self._require(len(cells) == self._config.block_size, f"{name} was not written whole")
         self._require(self.stored.setdefault(save.key, cells) == cells, f"{name} is not what its key says")
-        first = cells[0] - cell(save.tokens[0], 0)  # what its position adds
+        first = cells[0] - cell(save.tokens[0], 0)  # what the block's position adds
         right = [cell(token, at) + first for at, token in enumerate(save.tokens)]
         self._require(cells == right, f"{name} has other tokens")
 
@@ -252,7 +253,7 @@ class FakeRunner:
             self._require(self.stored_states.setdefault(save.key, state) == state, f"{name} is not what its key says")
 
     def _restore(self, row: Row, slot: _Slot) -> RowResult | None:
-        """Read blocks into memory, as many as are there; of a model that carries state all of them, and it, or none."""
+        """Read the stored blocks that exist into memory; with recurrent state, all of them and the state, or none."""
         size = self._config.block_size
         for count, key in enumerate(row.stored):
             cells = self.stored.get(key)
@@ -282,11 +283,11 @@ class FakeRunner:
                 later.behind.add(index)
 
     def lose(self) -> None:
-        """Let the next reset find keys, values and state lost, as where another process computes from now on."""
+        """Make the next reset find keys, values and state lost, as if another process computed from then on."""
         self._lost = True
 
     def reset(self) -> bool:
-        """Forget every slot and plan; what rows in flight would have written is unwritten, whatever was there."""
+        """Forget every slot and plan; positions and checkpoints that rows in flight were to write become unwritten."""
         for started in self._in_flight:
             for row, slot in zip(started.plan.rows, started.slots, strict=True):
                 for position in range(row.start, row.start + row.count):
@@ -322,7 +323,7 @@ class FakeRunner:
         self._slots[admit.slot] = slot
 
     def _poison(self, blocks: tuple[int, ...], seq_id: str) -> None:
-        """Blocks that are handed out as new must be nobody's, and nothing in them may be read before it is written."""
+        """Check that new blocks belong to nobody, and clear them: nothing in them may be read before it is written."""
         if not blocks:
             return
         taken = set(self._holders())
@@ -335,7 +336,7 @@ class FakeRunner:
             self._memory[block] = [None] * self._config.block_size
 
     def _check_rows(self, plan: StepPlan) -> None:
-        """Extend the tables, then hold all rows to the law, before any of them writes."""
+        """Extend the tables, then check all rows against the rules, before any of them writes."""
         self._require(plan.num_tokens <= self._config.max_num_batched_tokens, "the token budget is exceeded")
         self._require(len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows")
         for row in plan.rows:
@@ -372,7 +373,7 @@ class FakeRunner:
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks")
 
     def _check_guessing(self, row: Row, slot: _Slot) -> None:
-        """Hold what is wanted of the draft model to the law: all that it computes is in the context and has a block."""
+        """Check the draft model's work: all positions that it computes are within the context and have a block."""
         if not (row.follow or row.guesses):
             return
         name, end = slot.admit.seq_id, row.start + row.count + max(1, row.guesses)
@@ -382,7 +383,7 @@ class FakeRunner:
         self._require(end <= len(slot.table) * self._config.block_size, f"{name}: too few blocks for guesses")
 
     def _check_continuation(self, row: Row, slot: _Slot) -> None:
-        """Hold a row to the law of what was computed and drawn before it; one that failed or ended has none."""
+        """Check that a row continues what was computed and drawn before it; a failed sequence is exempt."""
         name, known = slot.admit.seq_id, row.start + row.count - len(row.drafts)
         if slot.failure:
             return
@@ -405,15 +406,15 @@ class FakeRunner:
         return self._slots[row.slot].table[row.start // size : (row.start + row.count - 1) // size + 1]
 
     def _first_seen(self, position: int) -> int:
-        """The first position that one at `position` sees."""
+        """The first position that attention at `position` sees."""
         return 0 if self._config.window is None else max(0, position - self._config.window + 1)
 
     def _seen_blocks(self, slot: _Slot, position: int) -> list[int]:
-        """The blocks that positions from this one on see or write; those before may be another's by now."""
+        """The blocks that positions from `position` on see or write; earlier blocks may belong to others by now."""
         return slot.table[self._first_seen(position) // self._config.block_size :]
 
     def _read(self, slot: _Slot, start: int, count: int) -> list[int]:
-        """The KV of positions `[0, count)`, as the block table leads to it; 0 for those that `start` does not see."""
+        """The KV of positions `[0, count)` through the block table; 0 for positions that `start` does not see."""
         first = self._first_seen(start)
         found = [
             self._memory[slot.table[at // self._config.block_size]][at % self._config.block_size]
@@ -424,9 +425,9 @@ class FakeRunner:
         return [0] * first + cells
 
     def _carry_states(self, started: _Started) -> None:
-        """Take every row's state through its positions, and keep it where the plan says.
+        """Carry every row's state through its positions, and keep it in the checkpoints that the plan names.
 
-        What is written is poisoned first: a real runner computes the rows of a plan all at once.
+        Checkpoints to be written are poisoned first: a real runner computes the rows of a plan all at once.
         """
         plan, slots = started.plan, started.slots
         written = [kept.slot for row in plan.rows for kept in row.checkpoints]
@@ -456,7 +457,7 @@ class FakeRunner:
         return START if found is None else found
 
     def _compute(self, row: Row, slot: _Slot, prefix: list[int]) -> RowResult | None:
-        """Write the row's positions, then draw or embed, or fail as ordered; None where nothing is due yet."""
+        """Write the row's positions, then draw or embed, or fail as ordered; None if the row has no result yet."""
         if row.stored:
             return self._restore(row, slot)
         slot.failure = self._failing.pop(slot.admit.seq_id, slot.failure)
@@ -484,7 +485,7 @@ class FakeRunner:
         return RowResult(row.slot, waits=True)
 
     def _guess(self, row: Row, slot: _Slot) -> tuple[int, ...]:
-        """What the draft model guesses, as far as it has caught up."""
+        """The draft model's guesses; none until it has caught up."""
         slot.followed = min(len(slot.tokens), slot.followed + row.follow)
         if slot.followed < len(slot.tokens):
             return ()
@@ -494,7 +495,7 @@ class FakeRunner:
         return tuple((token + (at % 3 == 0)) % self._vocab_size for at, token in places)
 
     def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
-        """The token after the known ones, and the one after each draft that was right."""
+        """Draw the token after the known ones, and the token after each draft that was right."""
         for draft in (*row.drafts, None):
             token = self._next_token(slot, cells)
             slot.tokens.append(token)
@@ -504,7 +505,7 @@ class FakeRunner:
             slot.computed += 1
 
     def _next_token(self, slot: _Slot, cells: list[int]) -> int:
-        """What follows the computed positions; `cells` may go on beyond them."""
+        """The token that follows the computed positions; `cells` may extend beyond them."""
         visible = [*seen(cells[: slot.computed], self._config.window), *slot.states[-1:]]
         return next_token(visible, self._vocab_size, slot.admit.sampling, slot.admit.choice)
 
@@ -518,7 +519,7 @@ class FakeRunner:
         return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
 
     def _visible(self, row: Row, slot: _Slot, cells: list[int], count: int) -> list[int]:
-        """What the position number `count` of the sequence, which `row` computes, sees of those before it."""
+        """What the sequence's position number `count`, which `row` computes, sees up to itself."""
         state = slot.states[count - row.start : count - row.start + 1]
         return [*seen(cells[:count], self._config.window), *state]
 

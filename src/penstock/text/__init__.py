@@ -1,6 +1,6 @@
 """Characters to tokens and back: tokenizer, chat template, detokenizer, stop strings, and the parts of an answer.
 
-Knows model files by their text half only, and no tensors. Start at `open_text`.
+Reads only the text half of model files, never tensors. Start at `open_text`.
 """
 
 from __future__ import annotations

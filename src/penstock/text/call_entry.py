@@ -1,11 +1,11 @@
-"""One call's JSON object, read while it is written: its arguments go on as soon as it is certain that it is a call.
+"""Reads one call's JSON object while it arrives: its arguments are emitted as soon as it is certain to be a call.
 
-That is certain where the object begins with the name of a tool that streams, then a key for arguments, then `{`, in the
-spellings of `_HEAD`; or where the object is the arguments of a tool that was named in front of it. Arguments then go on
-exactly as the model writes them. Any other spelling is judged when the object is whole.
+It is certain once the object has begun with the name of a tool that streams, a key for arguments and `{`, in the
+spellings of `_HEAD`; or if the object is the arguments of a streaming tool that was named before it. Arguments are then
+emitted exactly as the model writes them. Any other spelling is judged when the object is complete.
 
-Invariants: the arguments let out are the beginning of a JSON object, and all of it where `state` is `DONE`; what is let
-out does not depend on how the text is cut.
+Invariants: the emitted arguments are a prefix of a JSON object, and all of it if `state` is `DONE`; the output does not
+depend on how the text is cut.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ByName = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the tools of a request say of calls.
+    """How a request's tools judge calls.
 
     Attributes:
-        accepts: whether there is a tool of this name that takes these arguments.
-        streams: whether a call of the tool of this name is one whatever its arguments will be.
-        exact: where given: only an object in the spelling `{"name": ..., "arguments": {...}}`, with a name for which
-            this is true, can be a call. All other objects are let go as soon as they differ.
+        accepts: whether there is a tool of this name that accepts these arguments.
+        streams: whether a call of this tool is certain before its arguments are known.
+        exact: if given, only an object in the spelling `{"name": ..., "arguments": {...}}`, with a name for which this
+            is true, can be a call. Any other object is released as soon as it differs.
     """
 
     accepts: Accepts
@@ -39,11 +39,11 @@ class Judgement:
     exact: ByName | None = None
 
 
-_LONGEST_HEAD = 512  # characters in front of the arguments; a longer head is judged with the whole object
-_SPACES = " \t\n\r"  # of JSON
+_LONGEST_HEAD = 512  # characters before the arguments; a longer head is judged with the whole object
+_SPACES = " \t\n\r"  # JSON's white space
 _SPACE = rf"[{_SPACES}]*"
 _EXACT_HEAD = ("{", '"name"', ":", "", ",", '"arguments"', ":", "{")
-"""The pieces of the exact spelling, with space between them; the empty one is the name."""
+"""The pieces of the exact spelling, with optional space between them; the empty piece is the name."""
 _NAME = re.compile(r'"([A-Za-z0-9_.-]{0,64})("?)')
 _HEAD = re.compile(
     rf'\{{{_SPACE}(?:"type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?(?:"function"{_SPACE}:{_SPACE}\{{{_SPACE})?'
@@ -52,15 +52,15 @@ _HEAD = re.compile(
 
 
 class CallEntry:
-    """The scan of one object. Owned by the parser that feeds it, from its `{` on.
+    """Scans one object, from its `{` on. Owned by the parser that feeds it.
 
     Args:
-        name: of the tool whose arguments the object is; "" when it names its tool itself.
-        judgement: of the tools.
+        name: the tool whose arguments the object is; "" if the object names its tool itself.
+        judgement: how the tools judge calls.
 
     Attributes:
-        state: `BROKEN` where it is no call, or a call whose JSON breaks off.
-        called: whether it is a call.
+        state: `BROKEN` if the object is not a call, or a call whose JSON is invalid.
+        called: whether the object is a call.
     """
 
     def __init__(self, name: str, judgement: Judgement) -> None:
@@ -68,25 +68,25 @@ class CallEntry:
         self.called = False
         self._given = name
         self._judgement = judgement
-        self._head_fits = judgement.exact is None  # for certain
+        self._head_fits = judgement.exact is None  # the head certainly does
         self._scan = JsonScan()
-        self._arguments: JsonScan | None = None  # while they are written
+        self._arguments: JsonScan | None = None  # while they arrive
         self._raw: list[str] = []
-        self._head = 0  # characters in `_raw`, as long as there is no call
+        self._head = 0  # characters in `_raw`, until this is a call
         self._found: list[FoundCall] = []
 
     @property
     def raw(self) -> str:
-        """What it has taken that was not let out: until it is a call, everything."""
+        """The text taken but not emitted: everything, until this is a call."""
         return "".join(self._raw)
 
     def found(self) -> list[FoundCall]:
-        """What is new of the call: first its name, with no arguments; then more of its arguments, with no name."""
+        """Take what is new of the call: first its name without arguments, then arguments without a name."""
         found, self._found = self._found, []
         return found
 
     def take(self, text: str, at: int) -> int:
-        """Take characters from `at` on; where it stopped: after the object, before what broke it, or at the end."""
+        """Scan from `at` on; return the index after the object, of the character that broke it, or of the end."""
         if self._arguments is not None:
             return self._take_arguments(self._arguments, text, at)
         start = None if self.called else self._arguments_start(text, at)
@@ -99,12 +99,12 @@ class CallEntry:
             self.state = ScanState.BROKEN
         elif self._scan.state is ScanState.DONE:
             self._complete()
-        elif self._scan.state is ScanState.BROKEN:  # behind arguments, a lacking brace does no harm
+        elif self._scan.state is ScanState.BROKEN:  # after the arguments, a missing brace does no harm
             self.state = ScanState.DONE if self.called and not self.raw.strip() else ScanState.BROKEN
         return end
 
     def _arguments_start(self, text: str, at: int) -> int | None:
-        """Where arguments begin from which on this is a call; None where they do not begin in this text."""
+        """If this text makes the object a certain call, mark it so; return where its arguments begin, else None."""
         if self._given:
             if self._head or not self._judgement.streams(self._given):
                 return None
@@ -122,7 +122,7 @@ class CallEntry:
         return start
 
     def _may_be_call(self) -> bool:
-        """Whether the object still begins in the one exact spelling; notes when it has begun so for certain."""
+        """Whether the object may still have the exact spelling; sets `_head_fits` once its head has it."""
         assert self._judgement.exact is not None
         rest, undecided = self.raw[:_LONGEST_HEAD], self._head <= _LONGEST_HEAD
         for piece in _EXACT_HEAD:
@@ -142,7 +142,7 @@ class CallEntry:
         return True
 
     def _exact_call(self) -> FoundCall | None:
-        """The call that the whole object is, its arguments as they were written; None where it is none."""
+        """The complete object as a call, its arguments as they were written; None if it is not a call."""
         head = _HEAD.match(self.raw)
         assert head is not None, "the exact spelling is one of those"
         scan, start = JsonScan(), head.end() - 1
@@ -172,7 +172,7 @@ class CallEntry:
             if self._given:
                 self.state = ScanState.DONE
             else:
-                self._scan.take("{}", 0)  # stands for the arguments, where the object's own scan waits for a value
+                self._scan.take("{}", 0)  # stands in for the arguments: the object's own scan expects a value
         return end
 
     def _complete(self) -> None:

@@ -1,9 +1,9 @@
-"""How models write tool calls: one value a format, and finding a model's format by its chat template.
+"""How models write tool calls: one value per format, and detection of a model's format from its chat template.
 
 Sources, for the structure alone: the Hermes function-calling prompt format, which Qwen models share; Meta's prompt
 format for Llama 3.1 (JSON-based tool calling); Mistral's instruct tokenizers, version 3 (a list behind the control
-token), version 11 (name, `[CALL_ID]`, id, `[ARGS]`, arguments) and version 13 (without the id). Knows no text that a
-model wrote.
+token), version 11 (name, `[CALL_ID]`, id, `[ARGS]`, arguments) and version 13 (without the id). Does not parse
+answers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["CALL_FORMATS", "GEMMA4", "HARMONY", "XML", "CallFormat", "find_call_
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way to write calls. All write JSON with a name and arguments; they differ in what stands around it.
+    """One way to write calls. Formats of `CallParser` write JSON with a name and arguments; what surrounds it differs.
 
     Attributes:
         openings: any of them announces a call, anywhere in an answer.
-        closing: ends a call; "" where the JSON's end does.
-        bare: an answer may also begin with a call's JSON unannounced.
-        separator: may stand between calls and behind the last one, beside space.
-        mark: what stands between a name and the JSON, where the name may stand in front of it: the JSON is then the
-            arguments alone. "" where it never does.
-        id_mark: may stand behind such a name, with an id of the model's own before the mark; callers are given other
-            ids, and this one is dropped. "" where it never does.
-        id_chars: templates of the format insist on call ids of so many letters and digits; 0 if they do not.
+        closing: ends a call; "" if the end of the JSON does.
+        bare: whether an answer may also begin with a call's JSON without an opening.
+        separator: may stand between calls and after the last one, besides white space.
+        mark: separates a tool's name from the JSON in formats where the name may come first; the JSON is then the
+            arguments alone. "" in other formats.
+        id_mark: may follow such a name, and introduces the model's own id of the call, up to `mark`; the id is dropped,
+            because callers get other ids. "" in other formats.
+        id_chars: number of letters and digits that the format's templates require of a call id; 0 if they do not.
     """
 
     name: str
@@ -50,7 +50,7 @@ _DEEPSEEK_CALLS, _DEEPSEEK_CALL = "<｜tool▁calls▁begin｜>", "<｜tool▁ca
 
 
 def _deepseek(name: str, kind: str, mark: str, fence: str) -> CallFormat:
-    """Calls in a list of their own; what stands in front of a name, between it and its arguments, and behind them."""
+    """Calls in a list; `kind` comes before a tool's name, `mark` between it and the arguments, `fence` after them."""
     return CallFormat(
         name,
         openings=(f"{_DEEPSEEK_CALLS}{_DEEPSEEK_CALL}{kind}", f"{_DEEPSEEK_CALL}{kind}"),
@@ -76,13 +76,13 @@ CALL_FORMATS = {
 }
 
 HARMONY = CallFormat("harmony")
-"""Messages in channels, which `channels` reads: not a format of `CallParser`."""
+"""Messages in channels, parsed by `channels`, not by `CallParser`."""
 
 XML = CallFormat("qwen3_xml", openings=("<tool_call>",), closing="</tool_call>")
-"""Arguments tagged one by one, which `xml_call_parser` reads: no format of `CallParser` either."""
+"""Arguments tagged one by one, parsed by `xml_call_parser`, not by `CallParser`."""
 
 GEMMA4 = CallFormat("gemma4", openings=("<|tool_call>",), closing="<tool_call|>", mark='<|"|>')
-"""Arguments in a notation of its own, which `gemma_call_parser` reads; the mark is its quotation mark."""
+"""Arguments in a notation of its own, parsed by `gemma_call_parser`; the mark is its quotation mark."""
 
 _EVERY = {**CALL_FORMATS, HARMONY.name: HARMONY, XML.name: XML, GEMMA4.name: GEMMA4}
 _SIGNS = {
@@ -98,11 +98,11 @@ _SIGNS = {
     "<|tool_call>": "gemma4",
     "<start_of_turn>": "gemma",
 }
-"""What a chat template shows of its model's format; the first one that it has decides."""
+"""Strings in a chat template that reveal its model's format; the first one found decides."""
 
 
 def find_call_format(choice: str, template_source: str) -> CallFormat | None:
-    """The format that the operator chose; for `auto`, the one whose marks the chat template has, else plain JSON.
+    """The format that the operator chose; for `auto`, the one that the chat template reveals, else plain JSON.
 
     None means that the model is offered no tools.
 

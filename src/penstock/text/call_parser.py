@@ -1,11 +1,11 @@
-"""Finds tool calls in an answer that arrives in pieces; whatever turns out not to be a call is text.
+"""Finds tool calls in a streamed answer; whatever turns out not to be a call is text.
 
-Decides where a call begins and ends, by the model's `CallFormat`. What may still be a call is held back, nothing else:
-the first character that makes it impossible releases all of it as text. From where it is certain to be a call, its
-arguments go on as they are written (`CallEntry`). Each entry of a list is judged by itself. Blank space beside a call
-belongs to the format and is dropped.
+Decides where a call begins and ends, by the model's `CallFormat`. Only text that may still be a call is held back: the
+first character that rules a call out releases all of it as text. Once a call is certain, its arguments are emitted as
+they arrive (`CallEntry`). Each entry of a list is judged by itself. White space next to a call belongs to the format
+and is dropped.
 
-Does not know tokens, ids of calls or HTTP. Invariants: each character is looked at a bounded number of times; calls and
+Does not know tokens, call ids or HTTP. Invariants: each character is looked at a bounded number of times; calls and
 text depend on the answer alone, not on how it is cut into pieces.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["CallParser", "CallPart"]
 
 _NAME_CHARACTER = re.compile(r"[A-Za-z0-9_.-]")
 _LONGEST_NAME = 64
-_SPACE = " \t\n\r"  # of JSON
+_SPACE = " \t\n\r"  # JSON's white space
 
 
 class _Place(Enum):
@@ -33,9 +33,9 @@ class _Place(Enum):
     """Between an opening and its JSON."""
     NAME = auto()
     MARK = auto()
-    """In the mark between a name and its JSON, or in the one in front of an id."""
+    """In the mark between a name and its JSON, or in the mark before an id."""
     ID = auto()
-    """In the id between them."""
+    """In the id between a name and its JSON."""
     ENTRY = auto()
     """In a call's JSON object."""
     LIST = auto()
@@ -46,10 +46,10 @@ class _Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A part of a call: first its name; then, with no name, its arguments.
+    """A part of a call: first its name, then its arguments without a name.
 
     Attributes:
-        text_before: with a name: how many characters of the answer's text stand in front of the call.
+        text_before: with a name: number of characters of the answer's text before the call.
     """
 
     name: str
@@ -58,16 +58,16 @@ class CallPart:
 
 
 class CallParser:
-    """Takes one answer apart. Owned by the choice that it belongs to.
+    """Parses one answer. Owned by the choice that it belongs to.
 
     Args:
         form: how the model writes calls.
-        judgement: of the tools on calls.
+        judgement: how the tools judge calls.
         parallel: whether more than one call is wanted.
-        arguments_of: the answer is to be the arguments of this tool alone; "" when calls carry their names.
+        arguments_of: the tool whose arguments are the whole answer; "" if calls name their tools.
 
     Attributes:
-        ended: no further text is wanted, as the only call that was wanted is made.
+        ended: the only call that was wanted is complete; further text is ignored.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class CallParser:
         self._gap = re.compile(rf"(?:\s|{re.escape(form.separator)})*" if form.separator else r"\s*")
         self._marks = (*form.openings, form.separator) if form.separator else form.openings
         self._place = _Place.TEXT
-        self._tail = ""  # may be an opening's beginning
-        self._space: list[str] = []  # blank, and text only if no call follows
-        self._fresh = True  # so far there was nothing but calls and space
+        self._tail = ""  # may be the start of an opening
+        self._space: list[str] = []  # white space, emitted only if no call follows
+        self._fresh = True  # nothing but white space so far
         self._after_call = False
         self._start_unit()
         self._said: list[str] = []
@@ -97,14 +97,14 @@ class CallParser:
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
-        """The next piece of the answer: text that is final, and parts of calls."""
+        """Parse the next piece of the answer; return final text and parts of calls."""
         at = 0
         while at < len(text) and not self.ended:
             at = self._step(text, at)
         return self._result()
 
     def finish(self) -> tuple[str, list[CallPart]]:
-        """What was held back, when the answer has ended. What a call lacks behind its arguments does no harm."""
+        """End the answer; return what was held back. A call that was emitted stands, even if its end is missing."""
         if self.ended:
             return self._result()
         if self._place is not _Place.TEXT and not self._only_syntax_lacks():
@@ -127,7 +127,7 @@ class CallParser:
         return said, parts
 
     def _step(self, text: str, at: int) -> int:
-        """Take some characters from `at` on; where to go on."""
+        """Parse some characters from `at` on; return where to continue."""
         match self._place:
             case _Place.TEXT:
                 return self._in_text(text, at)
@@ -150,7 +150,7 @@ class CallParser:
 
     def _in_text(self, text: str, at: int) -> int:
         buffer = self._tail + text[at:]
-        origin = at - len(self._tail)  # where the buffer begins, in terms of `text`
+        origin = at - len(self._tail)  # the buffer's start, as an index into `text`
         self._tail = ""
         bare = self._bare_start(buffer)
         if bare is not None:
@@ -174,11 +174,11 @@ class CallParser:
         return len(buffer) - len(begun) if begun[:1] in ("{", "[") else None
 
     def _without_gap(self, text: str) -> str:
-        """`text` without what may stand between calls; before the first call, without space."""
+        """`text` without its leading white space; directly after a call, also without separators."""
         return text[self._gap.match(text).end() :] if self._after_call else text.lstrip()  # type: ignore[union-attr]
 
     def _say(self, text: str) -> None:
-        """Let out text that is no call, but for the space at its end, which a call may follow."""
+        """Emit text outside calls; hold back white space at its end, because a call may follow."""
         if self._after_call:
             text = self._without_gap(text)
         body = text.rstrip()
@@ -198,15 +198,15 @@ class CallParser:
     # --- a call
 
     def _start_unit(self) -> None:
-        self._raw: list[str] = []  # what may be a call, as the model wrote it, in front of the entry that is read
+        self._raw: list[str] = []  # text of a possible call, before the entry that is being read
         self._name: list[str] = []
         self._entry = self._new_entry()
         self._listed = False
         self._wants_entry = False  # in a list: after its bracket, or a comma
         self._unit_called = False
-        self._mark = ""  # what has come of the mark behind a name, or of the one in front of an id
-        self._id: int | None = None  # characters of the id, behind its mark
-        self._marked = 0  # characters of the closing that have come
+        self._mark = ""  # what has arrived of the mark after a name, or of the mark before an id
+        self._id: int | None = None  # characters of the id that have arrived; None before its mark
+        self._marked = 0  # characters of the closing that have arrived
 
     def _new_entry(self) -> CallEntry:
         return CallEntry("".join(self._name) or self._arguments_of, self._judgement)
@@ -260,7 +260,7 @@ class CallParser:
         return at + 1
 
     def _begin_json(self, bracket: str, at: int) -> int:
-        """Go on with the object or list that begins at `at`."""
+        """Begin the object or list at `at`."""
         if bracket == "{":
             self._place, self._entry = _Place.ENTRY, self._new_entry()
             return at
@@ -304,7 +304,7 @@ class CallParser:
         return end
 
     def _add(self, name: str, arguments: str) -> None:
-        """Let out a part of a call."""
+        """Emit a part of a call."""
         if name:
             self._raw, self._space = [], []
             self._after_call = self._unit_called = True
@@ -315,7 +315,7 @@ class CallParser:
             self._parts.append(CallPart("", arguments))
 
     def _end_unit(self) -> None:
-        """The JSON is over, and had a call."""
+        """End the JSON; it held a call."""
         self._start_unit()
         self._unit_called = True
         self._place = _Place.TAIL if self._form.closing else _Place.TEXT
@@ -339,7 +339,7 @@ class CallParser:
         return at + 1
 
     def _fail(self, at: int = 0) -> int:
-        """What was held back is no call: all of it is text. The character at `at` is looked at anew."""
+        """Release what was held back as text: it is not a call. Parsing resumes with the character at `at`."""
         raw = "".join(self._raw) + self._entry.raw
         self._start_unit()
         self._place = _Place.TEXT

@@ -1,7 +1,7 @@
-"""The call in a finished JSON object, under any of the spellings that models use.
+"""Reads a call from a complete JSON object, in any of the spellings that models use.
 
 Decides when an object is a call (it has a name and arguments, and its tool accepts them) and how its arguments are
-written on. Does not know formats or streams.
+serialised. Does not know formats or streams.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class FoundCall:
 
 
 Accepts = Callable[[str, dict[str, Any]], bool]
-"""Whether there is a tool of this name that takes these arguments."""
+"""Whether there is a tool of this name that accepts these arguments."""
 
 
 def read_call(text: str, name: str, accepts: Accepts) -> FoundCall | None:
-    """The call that a JSON object is; None where it is none.
+    """Read a JSON object as a call; None if it is not one.
 
     Args:
         text: the JSON text.
-        name: of the tool whose arguments it is; "" when it names its tool itself.
-        accepts: the tools' judgement.
+        name: the tool whose arguments the object is; "" if the object names its tool itself.
+        accepts: whether a tool accepts the arguments.
     """
     try:
         value = json.loads(text)
@@ -46,7 +46,7 @@ def read_call(text: str, name: str, accepts: Accepts) -> FoundCall | None:
 
 
 def _name_and_arguments(entry: Any) -> tuple[Any, Any]:
-    """What a call's object says, under any of the names that models use."""
+    """The tool's name and the arguments in a call's object, under any of the keys that models use."""
     if not isinstance(entry, dict):
         return None, None
     if isinstance(entry.get("function"), dict):
@@ -64,7 +64,7 @@ def _name_and_arguments(entry: Any) -> tuple[Any, Any]:
 
 
 def _written(arguments: dict[str, Any]) -> str | None:
-    """The arguments as JSON text; None for what it cannot carry: 1e999, and half of a surrogate pair."""
+    """The arguments as JSON text; None if that cannot carry them: 1e999 (infinity) or a lone surrogate."""
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         text.encode()

@@ -1,12 +1,12 @@
-"""Answers in messages, each for a channel: the harmony format of gpt-oss (OpenAI 2025, "Harmony Response Format").
+"""Parses answers made of messages in channels: gpt-oss's harmony format (OpenAI 2025, "Harmony Response Format").
 
-A message is `<|start|>assistant<|channel|>NAME<|message|>BODY<|end|>`, the first one without what the prompt has
-written of it. In the channel `analysis` is reasoning; a message to a function (`to=functions.NAME` in its header) is a
-call, whose body is the arguments; every other one is text. What is in no message at all, such as an answer that a
-grammar wrote, is text too.
+A message is `<|start|>assistant<|channel|>NAME<|message|>BODY<|end|>`; the first one lacks what the prompt has already
+written. The channel `analysis` holds reasoning; a message to a function (`to=functions.NAME` in its header) is a call,
+with its arguments as the body; every other message is text. Text outside any message, such as an answer constrained by
+a grammar, is text too.
 
-Decides which message is what. Headers are held back until they are whole, and of bodies no more than may be a tag's
-beginning; arguments go on as they are written (`CallEntry`). Does not know tokens or ids of calls. Invariant: the parts
+Decides what each message is. A header is held back until it is complete; of a body, only a possible start of a tag is
+held back; arguments are emitted as they arrive (`CallEntry`). Does not know tokens or call ids. Invariant: the parts
 depend on the answer alone, not on how it is cut into pieces.
 """
 
@@ -29,7 +29,7 @@ CHANNEL_TAGS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
 """The control tokens of the format."""
 
 _OPENINGS = (_START, _CHANNEL, " to=")
-"""What a header begins with; the last one where the prompt has written the role."""
+"""How a header may begin; the last one if the prompt has written the role."""
 _BODY_ENDS = (*_ENDS, _START, _CHANNEL)  # a model may forget to end a message
 _END = re.compile("|".join(map(re.escape, _BODY_ENDS)))
 _HEADER_END = re.compile("|".join(map(re.escape, (_MESSAGE, _START, *_ENDS))))
@@ -49,17 +49,17 @@ class _Place(Enum):
 
 
 class ChannelParser:
-    """Takes one answer apart. Owned by the choice that it belongs to.
+    """Parses one answer. Owned by the choice that it belongs to.
 
     Args:
-        judgement: of the tools on calls.
-        splits: reasoning is not text.
+        judgement: how the tools judge calls.
+        splits: whether reasoning is separated from text.
         parallel: whether more than one call is wanted.
 
     Attributes:
-        ended: no further text is wanted, as the only call that was wanted is made.
-        reasoning_end: how many characters of the answer, tags included, are the reasoning that it begins with.
-        reasoning_over: that reasoning has ended.
+        ended: the only call that was wanted is complete; further text is ignored.
+        reasoning_end: length of the reasoning that the answer begins with, in characters, tags included.
+        reasoning_over: whether that reasoning has ended.
     """
 
     def __init__(self, judgement: Judgement, *, splits: bool = True, parallel: bool = True) -> None:
@@ -71,14 +71,14 @@ class ChannelParser:
         self._place = _Place.BEGINNING
         self._held = ""  # may be part of a tag or a header
         self._seen = 0
-        self._raw = ""  # of a message that may be a call: its header, and the space in front of its arguments
-        self._entry = CallEntry("", judgement)  # of the message, where that may be a call
-        self._begun = False  # its arguments have
+        self._raw = ""  # header of a message that may be a call, and the space before its arguments
+        self._entry = CallEntry("", judgement)  # of the message, if it may be a call
+        self._begun = False  # its arguments have begun
         self._reasoned, self._said = _Gapped(), _Gapped()
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, str, list[CallPart]]:
-        """The next piece of the answer: reasoning and text that are final, and parts of calls."""
+        """Parse the next piece of the answer; return final reasoning, final text and parts of calls."""
         self._seen += len(text)
         text, self._held = self._held + text, ""
         while text and not self.ended:
@@ -86,7 +86,7 @@ class ChannelParser:
         return self._result()
 
     def finish(self) -> tuple[str, str, list[CallPart]]:
-        """What was held back, when the answer has ended. A header without a message is dropped."""
+        """End the answer; return what was held back. A header without a message is dropped."""
         held, self._held = self._held, ""
         if self._place is _Place.REASONING:
             self._reasoned.add(held)
@@ -103,7 +103,7 @@ class ChannelParser:
         return self._reasoned.take(), self._said.take(), parts
 
     def _step(self, text: str) -> str:
-        """Take some of the text; what is left of it."""
+        """Parse some of the text; return the rest."""
         match self._place:
             case _Place.BEGINNING | _Place.BETWEEN:
                 return self._outside(text)
@@ -133,7 +133,7 @@ class ChannelParser:
         if end is None and len(text) < _LONGEST_HEADER:
             self._held = text
             return ""
-        self._begin_text()  # this is no header of a message
+        self._begin_text()  # this is not a message's header
         stop = len(_START) if end is None else end.start()
         self._said.add(text[:stop])
         return text[stop:]
@@ -172,7 +172,7 @@ class ChannelParser:
         return text
 
     def _end_reasoning(self, rest: str) -> None:
-        """Reasoning goes as far as what was seen, but for the `rest`."""
+        """Count all text seen so far as reasoning, except `rest`."""
         if not self.reasoning_over:
             self.reasoning_end = self._seen - len(rest)
 
@@ -182,7 +182,7 @@ class ChannelParser:
             begun = text.lstrip()
             self._raw += text[: len(text) - len(begun)]
             text = begun
-            if not text:  # what comes next says whether it is a call
+            if not text:  # the next character shows whether it is a call
                 return ""
             if text[0] != "{":
                 return self._fail(text)
@@ -210,7 +210,7 @@ class ChannelParser:
                 self._parts.append(CallPart("", found.arguments))
 
     def _fail(self, text: str) -> str:
-        """What was to be a call is none: it is text, header and all."""
+        """Release what was held back as text, header included: it is not a call."""
         self._begin_text()
         self._said.add(self._raw + self._entry.raw)
         return text
@@ -225,11 +225,11 @@ class _Gapped:
         self._gap = False
 
     def part(self) -> None:
-        """Begin with another message."""
+        """Begin another message."""
         self._gap = self.chars > 0
 
     def add(self, text: str) -> None:
-        """More of the message."""
+        """Add text to the message."""
         if not text:
             return
         text = _BETWEEN_MESSAGES + text if self._gap else text
@@ -238,6 +238,6 @@ class _Gapped:
         self.chars += len(text)
 
     def take(self) -> str:
-        """What is new."""
+        """Take the text added since the last `take`."""
         out, self._out = "".join(self._out), []
         return out

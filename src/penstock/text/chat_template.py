@@ -1,10 +1,10 @@
-"""Rendering a conversation with the model's own chat template.
+"""Renders a conversation with the model's chat template.
 
-Decides how messages become what a template reads, and what its text is then held to. The template itself is a program
-that comes with the model, and runs in a process with budgets of time and memory: see `penstock.rendering`. Templates
-come from the model file only, never from a request.
+Decides how messages are passed to a template, and checks what it writes. The template is a program that comes with the
+model, so it runs in a separate process with limits on time and memory: see `penstock.rendering`. Templates come from
+the model's files or the operator, never from a request.
 
-Does not know token ids or Jinja. Invariant: a control token inside a message never reaches the rendered text as itself.
+Does not know token ids or Jinja. Invariant: a control token inside a message never reaches the template's text as such.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _ASKS_FOR_THINKING = re.compile(r"\w\.thinking\b|['\"]thinking['\"]")
 
 
 class ChatTemplate:
-    """A chat template that compiles; immutable, safe to render from several threads.
+    """A valid chat template; immutable, safe to render from several threads.
 
     Args:
         source: the Jinja source.
-        file: where it came from, for errors.
+        file: the file that it came from, for errors.
         key: the key inside that file; "" when the file is the template.
         special_tokens: template variables such as `bos_token` and `eos_token`, by name.
-        control_tokens: what must not be forged by message content.
+        control_tokens: the tokens that message content must not forge.
         now: the clock behind `strftime_now`.
-        renderer: has it rendered; by default the one of this process.
+        renderer: renders the template; by default the renderer of this process.
 
     Raises:
-        ModelFileError: the source is not valid Jinja, and names the line, or takes too much to compile.
-        Unavailable: the process that compiles it was killed again and again.
+        ModelFileError: the source is not valid Jinja (the error names the line), or is too costly to compile.
+        Unavailable: the process that compiles it was killed repeatedly.
     """
 
     __slots__ = (
@@ -84,17 +84,17 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template has a place for tools; if not, they are put into words."""
+        """Whether the template reads tools; if not, they are described in the messages."""
         return "tools" in self._declared
 
     @property
     def variables(self) -> frozenset[str]:
-        """What a caller may set: the variables that the template reads and nobody else provides."""
+        """The variables that a caller may set: the template reads them and nobody else provides them."""
         return self._declared - _RESERVED - frozenset(self._special_tokens)
 
     @property
     def named_roles(self) -> frozenset[str]:
-        """Roles whose messages show who speaks by name, in a conversation of a turn each."""
+        """Roles for which the template shows a message's `name`, tried in a conversation with one turn per role."""
         return frozenset(role for role in _ROLES if self._shows_name(role))
 
     def _shows_name(self, role: str) -> bool:
@@ -103,28 +103,28 @@ class ChatTemplate:
             turns = [Message("user", "Hello."), *turns]
         try:
             self.render(turns)
-        except InvalidParameter:  # it has no place for the name, or for the role
+        except InvalidParameter:  # the template has no place for the name, or for the role
             return False
         return True
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> RenderedChat:
-        """The conversation as the model expects it; as `render_prompt`, without its further wishes."""
+        """Render the conversation as the model expects it; like `render_prompt`, with default options."""
         return self.render_prompt(ChatPrompt(tuple(messages), add_generation_prompt=add_generation_prompt))
 
     def render_prompt(self, prompt: ChatPrompt, tenant: str = "") -> RenderedChat:
-        """The conversation as the model expects it.
+        """Render the conversation as the model expects it.
 
         Args:
             prompt: the conversation.
-            tenant: on whose behalf: one tenant's renderings do not take all the workers from others.
+            tenant: on whose behalf it is rendered: one tenant's renderings cannot occupy all workers.
 
         Raises:
-            InvalidParameter: no messages, a malformed role, text with a lone surrogate, a variable that the template
-                does not read, a name that it has no place for, a last message that cannot be continued; or the template
-                refuses the conversation (its own words are the message), writes more than 4 times the input and
-                64 KiB, or takes too much time or memory.
+            InvalidParameter: no messages, a malformed role, text with a lone surrogate, a call whose arguments are not
+                a JSON object, a variable that the template does not read, a name that it has no place for, a last
+                message that cannot be continued; or the template refuses the conversation (its own words are the
+                message), writes more than 4 times the input plus 65,536 characters, or takes too much time or memory.
             Overloaded: too many conversations wait to be rendered.
-            Unavailable: the process that renders it was killed again and again.
+            Unavailable: the process that renders it was killed repeatedly.
         """
         _check_messages(prompt.messages)
         self._check_variables(prompt.template_variables)
@@ -191,7 +191,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 def _end_mark(strings: Sequence[str]) -> str:
-    """A private-use character that no text of the conversation has."""
+    """A private-use character that does not occur in the conversation."""
     used = set().union(*strings)
     return next(_unused_marks(used))
 
@@ -202,7 +202,7 @@ def _unused_marks(used: set[str]) -> Iterator[str]:
 
 
 def _mark_end(turn: dict[str, Any], mark: str) -> None:
-    """Put the mark where the model is to go on: behind the last message's text."""
+    """Put the mark where the model is to continue: after the last message's text."""
     if not isinstance(turn["content"], str) or "tool_calls" in turn:
         raise InvalidParameter("continue_final_message", "the last message must have text and no calls to be continued")
     turn["content"] += mark

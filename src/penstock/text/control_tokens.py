@@ -1,4 +1,4 @@
-"""Keeping what users write apart from what the chat template writes, so that no message can forge a control token.
+"""Keeps user text apart from the chat template's text, so that no message can forge a control token.
 
 Before rendering, every control token spelled inside a message is swapped for one *stand-in*: a private-use character
 that occurs nowhere else in the conversation. Being a single character, it survives whatever a template does to its
@@ -83,7 +83,7 @@ class ControlTokens:
         return text[:start] + _stand_in(text[start], chosen, free) + text[start + 1 :]
 
     def _loose_end(self, text: str) -> int | None:
-        """Where the end of `text`, trimmed or not, begins to spell a control token that what follows might complete."""
+        """Where the end of `text`, trimmed or not, begins a control token that the following text might complete."""
         end = len(text.rstrip())
         starts = range(max(0, end - self._longest), end)
         return next((start for start in starts if text[start:end] in self._beginnings), None)
@@ -92,8 +92,8 @@ class ControlTokens:
 def _any_of(strings: Iterable[str], depth: int = 0) -> str:
     """A pattern for the longest of the strings, as a tree of their common beginnings.
 
-    A plain alternation would try hundreds of reserved tokens one by one wherever a `<` stands. A tree too deep for the
-    pattern compiler ends in one all the same.
+    A plain alternation would try hundreds of reserved tokens one by one at every `<`. Below the depth that the pattern
+    compiler can take, the tree falls back to one.
     """
     longest_first = sorted(strings, key=lambda string: (-len(string), string))
     if not longest_first or depth > _DEEPEST_TREE:
@@ -122,5 +122,5 @@ def _stand_in(written: str, chosen: dict[str, str], free: Iterator[str]) -> str:
 
 
 def _unused(texts: Sequence[str]) -> Iterator[str]:
-    used = set().union(*texts)  # only once a first stand-in is asked for: most conversations need none
+    used = set().union(*texts)  # runs only when the first stand-in is needed: most conversations need none
     yield from (chr(code) for code in _PRIVATE_USE if chr(code) not in used)

@@ -1,8 +1,8 @@
 """A conversation as the plain values that chat templates read, with a way to map every text in it.
 
 Uses the keys and shapes that published templates expect, as transformers' `apply_chat_template` does:
-`tool_calls` in OpenAI's form but with arguments as objects, `reasoning_content`, keys only where there is something to
-say. Does not know Jinja.
+`tool_calls` in OpenAI's form but with arguments as objects, `reasoning_content`, and optional keys only if they have a
+value. Does not know Jinja.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def as_turns(messages: Sequence[Message], *, null_content: bool, thinking: bool 
     """The messages as templates read them.
 
     Args:
-        messages: as they came, in order; their calls checked.
-        null_content: a turn that only calls has no content, rather than an empty one.
-        thinking: reasoning is called so (gpt-oss). Such templates show one text in front of a call: what was said
-            there follows what was thought.
+        messages: the messages in order, checked by `check_calls`.
+        null_content: whether a turn with calls and no text has None as its content, rather than an empty string.
+        thinking: whether the template calls reasoning `thinking` (gpt-oss). Such templates show only one text before a
+            call, so the turn's content is appended to its reasoning.
     """
     turns = [_turn(message, null_content) for message in messages]
     return [_with_thinking(turn) for turn in turns] if thinking else turns
 
 
 def check_calls(message: Message, path: str) -> None:
-    """Refuse a message whose calls cannot be shown.
+    """Refuse a message whose calls cannot be rendered.
 
     Raises:
         InvalidParameter: a call's arguments are not the JSON text of an object; names them below `path`.
@@ -49,7 +49,7 @@ def check_calls(message: Message, path: str) -> None:
 
 
 def as_definitions(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """The tools as templates read them: None where there are none: templates test for that."""
+    """The tools as templates read them; None if there are none, because templates test for it."""
     return [json.loads(tool.definition) for tool in tools] or None
 
 
@@ -99,7 +99,7 @@ _KEYS = frozenset(
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """Every string in a JSON value that its author chose, in a fixed order: not the keys and words of the format."""
+    """Every string in a JSON value, in a fixed order, except the keys and words of the format."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -114,7 +114,7 @@ def strings_in(value: Any) -> Iterator[str]:
 
 
 def with_strings(value: Any, strings: Iterator[str]) -> Any:
-    """The same JSON value with its strings exchanged, in the order of `strings_in`."""
+    """The same JSON value with its strings replaced, in the order of `strings_in`."""
     if isinstance(value, str):
         return next(strings)
     if isinstance(value, dict):

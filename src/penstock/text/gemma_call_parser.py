@@ -1,11 +1,12 @@
 """Finds tool calls in Gemma 4's notation, and writes their arguments as JSON.
 
 A call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`; a value is a string between two `<|"|>`, a number, `true`,
-`false`, `null`, an object with keys without quotes, or a list. Anything else without quotes is taken for a string.
+`false`, `null`, an object with keys without quotes, or a list. Anything else without quotes is read as a string.
 
-What may still be a call is held back, as in `CallParser`: from the brace behind the name of a known tool on the call is
-certain, and its arguments go on as they are written. A strict tool is called whole. Does not know tokens or ids of
-calls. Invariant: calls and text depend on the answer alone, not on how it is cut into pieces.
+Text that may still be a call is held back, as in `CallParser`. If the named tool streams (`Judgement.streams`), the
+brace after its name makes the call certain, and arguments are emitted as they arrive; a call of any other tool is
+emitted when it is complete. Does not know tokens or call ids. Invariant: calls and text depend on the answer alone, not
+on how it is cut into pieces.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LONGEST_NAME, _LONGEST_KEY, _LONGEST_SCALAR, _DEEPEST = 64, 256, 256, 64
 
 
 class _BrokenError(Exception):
-    """What was read is no call."""
+    """The text is not a call."""
 
 
 class _Place(Enum):
@@ -39,23 +40,23 @@ class _Place(Enum):
     """Between the opening and the brace."""
     ARGUMENTS = auto()
     TAIL = auto()
-    """Behind the arguments, where the closing may be."""
+    """After the arguments, where the closing may follow."""
 
 
 class _Next(Enum):
     FIRST = auto()
-    """A key or a value, or the end of what has just begun."""
+    """A first key or value, or the end of the object or list that has just begun."""
     KEY = auto()
     VALUE = auto()
     STRING = auto()
     """More of a string."""
     MORE = auto()
-    """A comma, or the end of what is open."""
+    """A comma, or the end of the open object or list."""
     NOTHING = auto()
 
 
 class _Arguments:
-    """Reads one object from behind its brace. What `take_json` gives, joined, is the object as JSON."""
+    """Reads one object, from after its opening brace. The results of `take_json`, joined, are the object as JSON."""
 
     def __init__(self) -> None:
         self._written = ["{"]
@@ -68,15 +69,15 @@ class _Arguments:
         return self._next is _Next.NOTHING
 
     def take_json(self) -> str:
-        """What is new."""
+        """Take the JSON written since the last `take_json`."""
         written, self._written = "".join(self._written), []
         return written
 
     def step(self, text: str) -> str | None:
-        """Take some of the text, which is not empty; what is left of it, or None if more must come first.
+        """Parse some of the text, which is not empty; return the rest, or None if more text is needed first.
 
         Raises:
-            _BrokenError: it does not go on like this.
+            _BrokenError: the text is not a valid continuation.
         """
         if self._next is _Next.STRING:
             return self._in_string(text)
@@ -150,28 +151,28 @@ class _Arguments:
 
 
 class GemmaCallParser:
-    """Takes one answer apart. Owned by the choice that it belongs to.
+    """Parses one answer. Owned by the choice that it belongs to.
 
     Args:
-        judgement: of the tools on calls.
+        judgement: how the tools judge calls.
         known: whether there is a tool of this name.
         parallel: whether more than one call is wanted.
 
     Attributes:
-        ended: no further text is wanted, as the only call that was wanted is made.
+        ended: the only call that was wanted is complete; further text is ignored.
     """
 
     def __init__(self, judgement: Judgement, known: Callable[[str], bool], *, parallel: bool = True) -> None:
         self.ended = False
         self._judgement, self._known, self._parallel = judgement, known, parallel
-        self._held = ""  # not understood yet
+        self._held = ""  # not parsed yet
         self._text = TextBesideCalls()
-        self._raw: list[str] = []  # what may be a call, as the model wrote it, as long as it is none
+        self._raw: list[str] = []  # text of a possible call, until it is one
         self._leave()
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
-        """The next piece of the answer: text that is final, and parts of calls."""
+        """Parse the next piece of the answer; return final text and parts of calls."""
         text, self._held = self._held + text, ""
         while text and not self.ended:
             rest = self._step(text)
@@ -183,7 +184,7 @@ class GemmaCallParser:
         return self._result()
 
     def finish(self) -> tuple[str, list[CallPart]]:
-        """What was held back, when the answer has ended. What a call lacks behind its arguments does no harm."""
+        """End the answer; return what was held back. A call that was emitted stands, even if its end is missing."""
         held, self._held = self._held, ""
         if self.ended:
             return self._result()
@@ -198,7 +199,7 @@ class GemmaCallParser:
         return self._text.take(), parts
 
     def _step(self, text: str) -> str | None:
-        """Take some of the text; what is left of it, or None if more must come first."""
+        """Parse some of the text; return the rest, or None if more text is needed first."""
         match self._place:
             case _Place.TEXT:
                 return self._in_text(text)
@@ -230,7 +231,7 @@ class GemmaCallParser:
         self._skips = 0
         self._name, self._called = "", False
         self._arguments = _Arguments()
-        self._whole: list[str] = []  # arguments of a strict tool, until it is called
+        self._whole: list[str] = []  # arguments of a call that does not stream, until it is emitted
 
     def _keep(self, text: str) -> None:
         if self._place in (_Place.HEAD, _Place.ARGUMENTS) and not self._called:
@@ -238,7 +239,7 @@ class GemmaCallParser:
             self._skips = 0
 
     def _fail(self) -> None:
-        """What was held back is no call: it is text. Behind a call that has begun, the rest is."""
+        """Release what was held back as text: it is not a call. If a call was emitted, only its rest is text."""
         raw = "".join(self._raw)
         self._leave()
         self._text.say(raw)
@@ -312,7 +313,7 @@ class GemmaCallParser:
 
 
 def _as_json(value: str) -> str:
-    """A value without quotes as JSON text: a number, true, false or null, else a string."""
+    """An unquoted value as JSON text: a number, true, false or null, else a string."""
     try:
         text = json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):

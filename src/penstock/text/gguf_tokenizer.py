@@ -1,20 +1,20 @@
-"""A tokenizer from GGUF metadata (keys `tokenizer.ggml.*` of the GGUF specification).
+"""Builds a tokenizer from GGUF metadata (keys `tokenizer.ggml.*` of the GGUF specification).
 
 Decides which pre-tokenizer a name stands for. GGUF stores only the name, so it must be known here: a guess would give
 wrong ids without any error. The expressions are facts of the model families, as in their published `tokenizer.json`.
 
-Token types: control tokens become special tokens, user-defined ones become added tokens that are ordinary text; all
-others are found by merging alone. Gemma 4's files depart from that in two ways, since llama.cpp's parser of calls wants
-to see seven control tokens, and its converter types added tokens of the vocabulary as ordinary ones: `VISIBLE_CONTROL`
-are control tokens whatever their type, and runs of newlines that no merge makes are added tokens.
+Token types: control and unknown tokens become special tokens, user-defined ones become added tokens that are ordinary
+text; all others are found by merging alone. Gemma 4's files differ in two ways. llama.cpp's call parser needs to see
+seven control tokens, so the files type them as user-defined: `VISIBLE_CONTROL` are control tokens whatever their type.
+And its converter types added tokens of the vocabulary as normal: runs of newlines that no merge makes are added tokens.
 
-WordPiece's files mark the first piece of a word with U+2581, and do not say whether text is put into lower case before
-it is cut: it is where no token has a capital letter.
+WordPiece files mark the first piece of a word with U+2581, and do not say whether text is lower-cased before it is cut:
+it is if no normal token has a capital letter.
 
-End of sequence is the file's own `eos` and every control token by one of the names in `END_NAMES`: files often name
-only one, yet a chat model ends its turn with one and a document with another (Llama 3: `<|eot_id|>` and
-`<|end_of_text|>`). A name is trusted only where the file says that the token is control. `<|end|>` is not in the list:
-it ends a turn in Phi-3, but only a channel elsewhere.
+End-of-sequence tokens are the file's own `eos` and every control token named in `END_NAMES`: files often name only one,
+but a chat model ends a turn with one and a document with another (Llama 3: `<|eot_id|>` and `<|end_of_text|>`). A name
+is trusted only if the file types the token as control. `<|end|>` is not in the list: it ends a turn in Phi-3, but only
+a channel elsewhere.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["END_NAMES", "PRE_TOKENIZERS", "VISIBLE_CONTROL", "read_gguf"]
 
 END_NAMES = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
-    *("<|return|>", "<|call|>"),  # of gpt-oss, whose `<|end|>` ends no turn
-    *("<eos>", "<turn|>", "<|tool_response>"),  # of Gemma, which hands over to a tool by the last
+    *("<|return|>", "<|call|>"),  # gpt-oss, whose `<|end|>` does not end a turn
+    *("<eos>", "<turn|>", "<|tool_response>"),  # Gemma, which hands over to a tool with the last one
 )
 VISIBLE_CONTROL = frozenset(
     ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>')
 )
-"""Control tokens of Gemma 4 that its files call user-defined (llama.cpp, `conversion/gemma.py`)."""
+"""Control tokens of Gemma 4 that its files type as user-defined (llama.cpp, `conversion/gemma.py`)."""
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
@@ -82,7 +82,7 @@ class _Family:
 
     Attributes:
         whole_words: a piece that is itself a token is taken whole, without merging up to it (tiktoken's rule).
-        composed: text is put into Unicode's composed form (NFC) first.
+        composed: text is normalised to NFC first.
     """
 
     pre_tokenizer: Callable[[], pre_tokenizers.PreTokenizer]
@@ -162,7 +162,7 @@ def _spellings(vocabulary: GgufVocabulary) -> list[str]:
         return [_piece(*each) for each in zip(vocabulary.tokens, vocabulary.token_types, strict=True)]
     if vocabulary.model != "llama":
         return list(vocabulary.tokens)
-    # An added token is looked for in the text itself, where a space is a space.
+    # Added tokens are matched in the raw text, where a space is a space.
     types = vocabulary.token_types
     pairs = zip(vocabulary.tokens, types, strict=True)
     return [token.replace(_SPACE, " ") if type_ == _USER_DEFINED else token for token, type_ in pairs]
@@ -212,7 +212,7 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> Backend:
 
 
 def _gemma4(vocabulary: GgufVocabulary) -> Backend:
-    """SentencePiece's alphabet and bytes, joined by a list of merges over the whole text."""
+    """SentencePiece's alphabet and byte fallback, with a list of merges applied to the whole text."""
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown >= 0 else None
     ids = _ids(vocabulary)
     merges = [_merge(vocabulary, ids, index, merge) for index, merge in enumerate(vocabulary.merges)]
@@ -237,7 +237,7 @@ def _wordpiece(vocabulary: GgufVocabulary) -> Backend:
 
 
 def _piece(token: str, type_: int) -> str:
-    """A token of a `bert` file as `vocab.txt` has it."""
+    """A `bert` file's token, as spelled in `vocab.txt`."""
     if type_ == _CONTROL:
         return token
     return token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}"
@@ -249,11 +249,11 @@ _MODELS: dict[str, Callable[[GgufVocabulary], Backend]] = {
     "gemma4": _gemma4,
     "bert": _wordpiece,
 }
-"""What builds each kind of `tokenizer.ggml.model`."""
+"""The builder for each value of `tokenizer.ggml.model`."""
 
 
 def _merges_from_scores(vocabulary: GgufVocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece's rule as a list: join the neighbours whose union has the highest score (Kudo, Richardson 2018).
+    """SentencePiece's rule as a list of merges: join the neighbours whose union scores highest (Kudo, Richardson 2018).
 
     Every way to cut a token into two tokens is a merge. Equal scores are ordered as in the published `tokenizer.json`
     files of such models: longer left part first, then longer right part, then the lower id.
@@ -282,8 +282,8 @@ def _is_special(vocabulary: GgufVocabulary, text: str, type_: int) -> bool:
 
 
 def _put_around(backend: Backend, vocabulary: GgufVocabulary) -> None:
-    """BOS in front of a text and EOS behind it, as the file says."""
-    # Named apart from their spellings, which may hold a colon: the template's notation would read that as its own.
+    """Add BOS before a text and EOS after it, as the file says."""
+    # The names differ from the spellings, which may contain a colon: the template notation gives it a meaning.
     ids = {"bos": vocabulary.bos} if vocabulary.add_bos else {}
     before, after = list(ids), ["eos"] if vocabulary.add_eos else []
     ids |= {"eos": vocabulary.eos} if vocabulary.add_eos else {}

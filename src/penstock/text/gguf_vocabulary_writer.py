@@ -1,7 +1,7 @@
-"""A tokenizer from Hugging Face's files as GGUF's metadata: the way back of `gguf_tokenizer`.
+"""Converts a Hugging Face tokenizer to GGUF metadata: the inverse of `gguf_tokenizer`.
 
-Decides which name a pre-tokenizer has in GGUF, and the types and scores of tokens. A tokenizer goes into a file only if
-`read_gguf` makes the same one of it again; what would be read otherwise is refused by name.
+Decides a pre-tokenizer's name in GGUF, and the types and scores of tokens. A tokenizer is written only if `read_gguf`
+reads the same one back; otherwise it is refused, and the error names the part that would differ.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class WrittenVocabulary:
-    """What goes into a file.
+    """A tokenizer as a GGUF file stores it.
 
     Attributes:
-        vocabulary: as it will be read.
-        metadata: keys of the file.
-        left_out: what the file cannot say and what that changes, in words.
+        vocabulary: the vocabulary as it will be read back.
+        metadata: the file's metadata, by key.
+        left_out: what the file cannot express and what that changes, in words.
     """
 
     vocabulary: GgufVocabulary
@@ -49,15 +49,15 @@ class WrittenVocabulary:
 
 
 def vocabulary_of(text: HuggingFaceText, rows: int, *, embeds: bool = False) -> WrittenVocabulary:
-    """Read a directory's tokenizer as what a GGUF file says of it.
+    """Convert a directory's tokenizer to GGUF metadata.
 
     Args:
         text: the directory.
-        rows: of the token embedding; tokens are filled up to as many.
-        embeds: the file will say that its model is for embeddings.
+        rows: rows of the token embedding; tokens are padded to this number.
+        embeds: whether the file will declare an embedding model.
 
     Raises:
-        ModelFileError: GGUF has no words for it.
+        ModelFileError: GGUF cannot express the tokenizer.
     """
     parts = read_huggingface(text)
     facts = json.loads(parts.backend.to_str())
@@ -92,7 +92,7 @@ def vocabulary_of(text: HuggingFaceText, rows: int, *, embeds: bool = False) -> 
 
 
 def _as_gemma4(vocabulary: GgufVocabulary, model: dict[str, Any]) -> GgufVocabulary:
-    """The same in the words of Gemma 4's files, which list their merges."""
+    """The same vocabulary in the form of Gemma 4's files, which list their merges."""
     pairs = zip(vocabulary.tokens, vocabulary.token_types, strict=True)
     return replace(
         vocabulary,
@@ -128,13 +128,13 @@ def _tokens(parts: TokenizerParts, model: dict[str, Any], rows: int) -> tuple[li
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Left and right of every merge; older files have them as one text."""
+    """Left and right part of every merge; older files store them as one string."""
     pairs = (each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"])
     return [(left, right) for left, right in pairs]
 
 
 def _scores(model: dict[str, Any], tokens: list[str]) -> list[float]:
-    """Scores by which the merges come in the order of the list: a token's is the place of the first that makes it."""
+    """Scores that reproduce the merges' order: a token's is minus the index of the first merge that makes it."""
     places: dict[str, int] = {}
     for place, (left, right) in enumerate(_merges(model)):
         places.setdefault(left + right, place)
@@ -148,7 +148,7 @@ def _unknown(parts: TokenizerParts, model: dict[str, Any]) -> int:
 
 
 def _main_eos(parts: TokenizerParts, tokens: list[str], types: list[int]) -> int:
-    """The end of sequence that a reader could not know from its name; else the tokenizer's own."""
+    """The end-of-sequence token that a reader could not recognise by name; else the tokenizer's own."""
     unnamed = [id_ for id_ in sorted(parts.eos) if types[id_] != _CONTROL or tokens[id_] not in END_NAMES]
     own = parts.backend.token_to_id(parts.special_tokens.get("eos_token", ""))
     if unnamed:
@@ -157,10 +157,10 @@ def _main_eos(parts: TokenizerParts, tokens: list[str], types: list[int]) -> int
 
 
 def _around(parts: TokenizerParts, *, embeds: bool) -> tuple[bool, int | None]:
-    """Whether BOS is put in front of a text, and which token behind it.
+    """Whether BOS is added before a text, and which token is added after it (None: no token).
 
     Raises:
-        ModelFileError: something else is, or an end behind the text of a model that generates.
+        ModelFileError: other tokens are added, or a token is added after the text of a model that generates.
     """
     added = parts.backend.encode("", add_special_tokens=True).ids
     rest = added[1:] if added[:1] == [parts.bos] else added
@@ -204,7 +204,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def _plainly(part: Any) -> Any:
-    """A part of a tokenizer without what changes no ids: offsets, and sequences of one."""
+    """A part of a tokenizer without details that do not affect ids: offsets, and sequences of one."""
     if isinstance(part, list):
         return [_plainly(each) for each in part]
     if not isinstance(part, dict):
@@ -220,7 +220,7 @@ def _prepends(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _check_same(parts: TokenizerParts, facts: dict[str, Any], again: TokenizerParts) -> None:
-    """Compare what was read with what will be read.
+    """Compare the tokenizer with what will be read back.
 
     Raises:
         ModelFileError: they differ.

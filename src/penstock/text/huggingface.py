@@ -1,10 +1,10 @@
-"""A tokenizer from a directory in Hugging Face layout.
+"""Reads a tokenizer from a directory in Hugging Face layout.
 
-Decides which file says what: `tokenizer.json` the vocabulary and what is added around a text (`add_bos_token` beside it
-is ignored, as in transformers); `tokenizer_config.json` the special tokens' spellings; `chat_template.jinja`, else
-`chat_template` in `tokenizer_config.json`, the template; and the end-of-sequence ids are the union of `config.json`,
-`generation_config.json` and `tokenizer_config.json`, since checkpoints disagree and each of them ends a text. Older
-formats (`tokenizer.model`, `vocab.json`) are not read: a conversion could differ.
+Decides which file provides what. `tokenizer.json` has the vocabulary and the tokens added around a text
+(`add_bos_token` is ignored, as in transformers); `tokenizer_config.json` has the special tokens' spellings;
+`chat_template.jinja`, else `chat_template` in `tokenizer_config.json`, is the template. The end-of-sequence ids are
+the union of `config.json`, `generation_config.json` and `tokenizer_config.json`, because checkpoints disagree and each
+of these ids ends a text. Older formats (`tokenizer.model`, `vocab.json`) are not read: a conversion could differ.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _read_backend(file: Path) -> Backend:
         )
     try:
         backend = Backend.from_file(str(file))
-        backend.encode("a text", add_special_tokens=True)  # a post-processor's mistakes show only in use
+        backend.encode("a text", add_special_tokens=True)  # a post-processor's errors show only in use
     except BaseException as error:
-        # The library raises no narrower class than Exception, and for some damage its panic, which is not even one.
+        # The library raises plain Exception, and for some damage PanicException, which derives from BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ModelFileError(str(file), "", f"is not a readable tokenizer: {' '.join(str(error).split())}") from error
@@ -75,7 +75,7 @@ def _read_backend(file: Path) -> Backend:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The file's object; empty when there is no such file."""
+    """The file's JSON object; empty if there is no such file."""
     if not file.is_file():
         return {}
     try:
@@ -101,7 +101,7 @@ def _special_tokens(config: Mapping[str, Any], file: Path) -> dict[str, str]:
 
 
 def _declare_special(backend: Backend, special_tokens: Mapping[str, str], file: Path) -> dict[str, int]:
-    """Make the named tokens special, as transformers does, and give their ids by role."""
+    """Make the named tokens special, as transformers does; return their ids by role."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     ids: dict[str, int] = {}
     for name, text in special_tokens.items():
@@ -138,7 +138,7 @@ def _template(directory: Path, config: Mapping[str, Any], config_file: Path) -> 
 
 
 def _tool_template(directory: Path, config: Mapping[str, Any], config_file: Path) -> TemplateSource | None:
-    """The template named `tool_use` in a list of named ones, which transformers takes where there are tools."""
+    """The template named `tool_use`, which transformers uses for conversations with tools."""
     file = directory / "additional_chat_templates" / "tool_use.jinja"
     if (directory / "chat_template.jinja").is_file():
         return _read_template(file) if file.is_file() else None

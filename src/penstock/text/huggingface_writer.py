@@ -1,9 +1,9 @@
-"""A tokenizer directory in Hugging Face layout, for programs that count or render with transformers' `AutoTokenizer`.
+"""Writes a tokenizer directory in Hugging Face layout, for programs that use transformers' `AutoTokenizer`.
 
-Decides which files there are: where a model has a `tokenizer_config.json`, the publisher's own files are copied; else
-they are written from what was read. `tokenizer_config.json` then has the chat template, which every release of
-transformers finds there, and names the class that takes `tokenizer.json` as it is. `generation_config.json` has all
-tokens that end a text, of which `tokenizer_config.json` can name only one: so `read_huggingface` reads the same model.
+Decides which files to write. If a model has a `tokenizer_config.json`, the publisher's own files are copied; otherwise
+files are written from the parsed tokenizer. `tokenizer_config.json` then holds the chat template, where every release
+of transformers finds it, and names the class that loads `tokenizer.json` unchanged. `generation_config.json` lists all
+tokens that end a text, because `tokenizer_config.json` can name only one; so `read_huggingface` reads the same model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_tokenizer(files: TextFiles, directory: Path) -> None:
 
     Raises:
         ModelFileError: the model's tokenizer cannot be read; nothing is written.
-        ConfigError: the directory has something in it, or cannot be written.
+        ConfigError: the directory is not empty, or cannot be written.
     """
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     _check_empty(directory)

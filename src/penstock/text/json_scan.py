@@ -1,9 +1,9 @@
-"""Recognises a JSON object or list (RFC 8259) character by character, so that other text is known at once.
+"""Recognises a JSON object or list (RFC 8259) character by character, so that other text is detected at once.
 
-Decides where the value ends and which character makes it impossible. Half of a surrogate pair does, as it is no
-character. Builds nothing: the finished text is for `json.loads`, which accepts it. Each character is looked at once.
+Decides where the value ends, or which character makes it invalid. An escaped lone surrogate is invalid, because it is
+not a character. Builds nothing: `json.loads` accepts the finished text. Looks at each character once.
 Does not know what the value is for.
-Invariant: as long as the scan is open, some continuation of what it has taken is a JSON value.
+Invariant: while the scan is open, some continuation of the text so far is a JSON value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, auto
 __all__ = ["JsonScan", "ScanState"]
 
 _DEEPEST = 64
-_LONGEST_NUMBER = 1_000  # characters; longer integers are refused by parsers, as they take quadratic time
+_LONGEST_NUMBER = 1_000  # characters; parsers refuse very long integers, which take quadratic time
 _SPACE = " \t\n\r"
 _STRING_EVENT = re.compile(r'["\\\x00-\x1f]')
 _ESCAPES = '"\\/bfnrt'
@@ -38,7 +38,7 @@ _NUMBER_ENDS = "0ifx"
 
 
 class ScanState(Enum):
-    """How far a scan is."""
+    """Progress of a scan."""
 
     OPEN = auto()
     DONE = auto()
@@ -60,7 +60,7 @@ class _Expect(Enum):
 
 
 class JsonScan:
-    """The scan of one value, at most 64 levels deep. Owned by the parser that feeds it."""
+    """Scans one value, at most 64 levels deep. Owned by the parser that feeds it."""
 
     __slots__ = ("_digits", "_expect", "_is_key", "_length", "_number", "_pair", "_rest", "_stack", "state")
 
@@ -69,14 +69,14 @@ class JsonScan:
         self._expect = _Expect.VALUE
         self._stack: list[str] = []
         self._is_key = False
-        self._rest = ""  # what a literal still lacks
+        self._rest = ""  # of a literal, still to come
         self._number = ""
         self._length = 0  # of the number
         self._digits = ""  # of the escape
         self._pair = False  # the second half of a surrogate pair must follow
 
     def take(self, text: str, start: int) -> int:
-        """Take characters from `start` on; where it stopped: after the value, before what broke it, or at the end."""
+        """Scan from `start` on; return the index after the value, of the character that broke it, or of the end."""
         at = start
         while at < len(text) and self.state is ScanState.OPEN:
             if self._expect is _Expect.STRING:
@@ -105,7 +105,7 @@ class JsonScan:
         return event.end()
 
     def _move(self, character: str) -> bool:
-        """Take one character outside plain string text; whether it may stand there."""
+        """Scan one character outside plain string text; return whether it is valid there."""
         match self._expect:
             case _Expect.ESCAPE:
                 return self._escaped(character)
@@ -116,7 +116,7 @@ class JsonScan:
             case _Expect.NUMBER:
                 return self._in_number(character)
         if character in _SPACE:
-            return bool(self._stack)  # a value is looked at from its first bracket on
+            return bool(self._stack)  # the scan starts at the value's first bracket
         match self._expect:
             case _Expect.VALUE:
                 return self._value(character)

@@ -1,4 +1,4 @@
-"""The chat template of models that have none: the conversation as plain text.
+"""The chat template for models that have none: the conversation as plain text.
 
 A model that was never trained on conversations, such as GPT-2, reads them as a written dialogue:
 
@@ -9,8 +9,8 @@ A model that was never trained on conversations, such as GPT-2, reads them as a 
 
     Assistant:
 
-Roles other than these stand in brackets, as the system's does. Nothing tells such a model to stop before the user's
-next turn; a `stop` of "User:" does.
+Any other role is written in brackets, like the system's. Such a model does not stop by itself before the user's next
+turn; the stop string "User:" makes it stop.
 """
 
 from __future__ import annotations

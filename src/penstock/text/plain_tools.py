@@ -1,7 +1,7 @@
-"""Tools for models whose chat template has no place for them: described in the ordinary messages.
+"""Describes tools in ordinary messages, for models whose chat template has no place for them.
 
-Decides the words in which tools are offered, and how calls and results of earlier turns are written, in the format
-`json` of `call_format`. Does not know templates.
+Decides the wording that offers tools, and how calls and results of earlier turns are written: in the format `json` of
+`call_format`. Does not know templates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def with_tools_in_words(messages: Sequence[Message], tools: Sequence[Tool]) -> t
 
 
 def with_calls_in_words(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation with calls as an assistant's text, and the results that follow as one user's message."""
+    """The conversation with calls as assistant text, and the results that follow as one user message."""
     turns: list[Message] = []
     after_result = False
     for message in messages:

@@ -1,9 +1,9 @@
-"""Splitting a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
+"""Splits a model's reasoning from its answer while both arrive: `<think> ... </think>`, then the answer.
 
-Gemma 4 writes other tags: its `<|channel>` begins with the channel's name, and no other channel than `thought` has one.
+Gemma 4 writes other tags: its `<|channel>` is followed by the channel's name, and `thought` is the only named channel.
 
-Reasoning comes first, once, if at all; blank space around the tags belongs to neither side. Holds back no more than may
-still be a tag or space beside one. Does not know tokens or calls.
+Reasoning comes at most once, and first; white space around the tags belongs to neither side. Holds back only what may
+still be a tag or white space next to one. Does not know tokens or calls.
 Invariant: the split depends on the text alone, not on how it is cut into pieces.
 """
 
@@ -17,10 +17,10 @@ __all__ = ["GEMMA4_TAGS", "THINK_TAGS", "ReasoningSplit", "ThinkTags", "leaves_o
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """What stands around reasoning.
+    """The tags around reasoning.
 
     Attributes:
-        control: what of the opening models write as a control token; "" for all of it.
+        control: the part of the opening that models write as a control token; "" for all of it.
     """
 
     opening: str
@@ -38,7 +38,7 @@ GEMMA4_TAGS = ThinkTags("<|channel>thought", "<channel|>", control="<|channel>")
 
 
 def leaves_open(prompt: str, tags: ThinkTags = THINK_TAGS) -> bool:
-    """Whether a prompt that ends with `prompt` has begun the model's reasoning for it."""
+    """Whether `prompt` ends inside reasoning, so that the model continues it."""
     return prompt.rfind(tags.opening) > prompt.rfind(tags.closing)
 
 
@@ -51,14 +51,14 @@ class _Place(Enum):
 
 
 class ReasoningSplit:
-    """Takes one answer apart. Owned by the choice that it belongs to.
+    """Parses one answer. Owned by the choice that it belongs to.
 
     Args:
-        opened: the prompt has written the opening tag already.
-        tags: what stands around reasoning.
+        opened: whether the prompt has already written the opening tag.
+        tags: the tags around reasoning.
 
     Attributes:
-        end: how many characters of the answer, tags and space included, are reasoning so far.
+        end: number of characters of the answer, tags and space included, that are reasoning so far.
     """
 
     __slots__ = ("_held", "_place", "_seen", "_space", "_started", "_tags", "end")
@@ -66,7 +66,7 @@ class ReasoningSplit:
     def __init__(self, *, opened: bool, tags: ThinkTags = THINK_TAGS) -> None:
         self._tags = tags
         self._place = _Place.INSIDE if opened else _Place.BEFORE
-        self._held = ""  # may be a tag's beginning
+        self._held = ""  # may be the start of a tag
         self._space: list[str] = []  # belongs to what comes next, unless that is a tag
         self._started = False
         self._seen = 0
@@ -84,11 +84,11 @@ class ReasoningSplit:
 
     @property
     def closing_begun(self) -> int:
-        """How many characters of the closing tag the reasoning so far may end with."""
+        """Length of the part of the closing tag that the reasoning so far may end with."""
         return len(self._held) if self.inside else 0
 
     def push(self, text: str) -> tuple[str, str]:
-        """The next piece of the answer as (reasoning, answer)."""
+        """Parse the next piece of the answer; return (reasoning, answer)."""
         self._seen += len(text)
         if self._place is _Place.BEFORE:
             text = self._before(text)
@@ -102,7 +102,7 @@ class ReasoningSplit:
         return reasoning, text if self._place is _Place.ANSWER else ""
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, when the answer has ended."""
+        """End the answer; return what was held back, as (reasoning, answer)."""
         held, self._held = self._held, ""
         if self._place is _Place.INSIDE:
             held = self._trimmed(held)
@@ -111,7 +111,7 @@ class ReasoningSplit:
         return (held + rest, "") if self._place is _Place.INSIDE else ("", rest + held)
 
     def _before(self, text: str) -> str:
-        """Wait until it is clear whether the answer begins with the opening tag; what follows it, or everything."""
+        """Wait until it is clear whether the answer begins with the opening tag; return what follows it, or all."""
         text, self._held = self._held + text, ""
         begun = text.lstrip()
         if begun.startswith(self._tags.opening):
@@ -138,7 +138,7 @@ class ReasoningSplit:
         return self._trimmed(text[: len(text) - keep]), ""
 
     def _trimmed(self, text: str) -> str:
-        """`text` without the space at either end of the reasoning; the space between its parts is kept for later."""
+        """`text` without the white space at either end of the reasoning; trailing space is kept until text follows."""
         if not self._started:
             text = text.lstrip()
         body = text.rstrip()
@@ -151,7 +151,7 @@ class ReasoningSplit:
 
 
 def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins one of the markers without being all of it."""
+    """Length of the longest suffix of `text` that begins a marker and is shorter than the longest marker."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     return next(
         (size for size in range(longest, 0, -1) if any(m.startswith(text[len(text) - size :]) for m in markers)), 0

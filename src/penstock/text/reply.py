@@ -1,11 +1,11 @@
 """Parses an answer into reasoning, text and tool calls, whether it streams or not.
 
-Decides what applies to a request (the model's format and the caller's rules) and joins two parsers: reasoning is split
-off first, so that a call inside it is no call. Calls get their ids here, from the choice's id, so a replay gives the
-same ids.
+Decides what applies to a request (the model's format and the caller's rules) and chains two parsers: reasoning is split
+off first, so that a call inside it does not count. Call ids are derived here from the choice's id, so a replay gives
+the same ids.
 
-Of tokens it knows only the control tokens that must be spelled. Invariant: the pieces of an answer, joined, depend on
-its text alone.
+The only tokens it knows are the control tokens that must be spelled. Invariant: the pieces of an answer, joined, depend
+on its text alone.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ReplyFormat:
 
     Attributes:
         calls: None when the operator wants no tools.
-        thinks: whether reasoning may stand in front of an answer: between tags, or in a channel.
+        thinks: whether reasoning may precede an answer, between tags or in a channel.
         channels: answers are messages in channels; see `channels`.
-        tags: what stands around reasoning where it is tagged.
+        tags: the tags around reasoning, if it is tagged.
     """
 
     calls: CallFormat | None = CALL_FORMATS["json"]
@@ -68,7 +68,7 @@ class ReplyFormat:
     tags: ThinkTags = THINK_TAGS
 
     def reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: str) -> ReplyReader | None:
-        """What takes the answers to one request apart; None when they are plain text.
+        """The reader that parses the answers to one request; None when they are plain text.
 
         Raises:
             InvalidParameter: the tools cannot be offered or checked.
@@ -96,7 +96,7 @@ class ReplyFormat:
 
 
 def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: ChatTemplate | None) -> ReplyFormat:
-    """The format that the operator chose, or that the chat template shows.
+    """The format that the operator chose, or that the chat template reveals.
 
     Raises:
         ConfigError: there is no such format.
@@ -110,7 +110,7 @@ def find_reply_format(tool_call_parser: str, reasoning_parser: str, template: Ch
 
 
 def opens_reasoning(prompt: Prompt, rendered: str, tags: ThinkTags = THINK_TAGS) -> bool:
-    """Whether the model goes on inside reasoning: of a conversation, only the assistant's own turn counts."""
+    """Whether the model continues inside reasoning; in a conversation, only the assistant's own turn counts."""
     if not isinstance(prompt, ChatPrompt):
         return leaves_open(rendered, tags)
     if prompt.continue_final_message:
@@ -148,10 +148,11 @@ class ReplyReader:
 
     @property
     def judgement(self) -> Judgement:
-        """What the tools say of calls.
+        """How the tools judge calls.
 
-        What must call is held to a grammar of calls, and streams. A strict tool is called whole. So is any tool beside
-        a form: an object may have the form and look like a call, and is one if its arguments fit.
+        If the model must call, a grammar holds it to calls, so every tool streams. If it may, a call of a strict tool
+        is emitted when complete. With a form, this applies to every tool: an object of that form may look like a call,
+        and is one only if its arguments fit.
         """
         schemas = self.schemas
         if self.rules.form is not None:
@@ -159,7 +160,7 @@ class ReplyReader:
         return Judgement(schemas.accepts, schemas.takes_any if self.rules.tool_use is ToolUse.AUTO else schemas.knows)
 
     def spelling(self, token_ids: frozenset[int]) -> ReplyReader:
-        """The same, with these control tokens spelled."""
+        """The same reader, with these control tokens spelled."""
         return replace(self, spelled=token_ids)
 
     def parser(self, seq_id: str) -> ReplyParser:
@@ -168,12 +169,12 @@ class ReplyReader:
 
 
 class _Parts(Protocol):
-    """Takes the text of one choice apart.
+    """Parses the text of one choice.
 
     Attributes:
-        ended: the answer is complete whatever else the model would write.
-        reasoning_end: how many characters of the answer so far are reasoning.
-        reasoning_over: no more reasoning can come.
+        ended: whether the answer is complete, whatever else the model would write.
+        reasoning_end: number of characters of the answer so far that are reasoning.
+        reasoning_over: whether no more reasoning can come.
     """
 
     @property
@@ -186,11 +187,11 @@ class _Parts(Protocol):
     def reasoning_over(self) -> bool: ...
 
     def push(self, text: str) -> tuple[str, str, list[CallPart]]:
-        """The next piece of the answer: reasoning and text that are final, and parts of calls."""
+        """Parse the next piece of the answer; return final reasoning, final text and parts of calls."""
         ...
 
     def finish(self) -> tuple[str, str, list[CallPart]]:
-        """What was held back, when no more text will come."""
+        """End the answer; return what was held back."""
         ...
 
 
@@ -244,10 +245,10 @@ def _parts_of(reader: ReplyReader) -> _Parts:
 
 
 class ReplyParser:
-    """Takes one choice apart. Owned by that choice.
+    """Parses one choice. Owned by that choice.
 
     Attributes:
-        called: whether it holds a call.
+        called: whether a call was found.
     """
 
     __slots__ = ("_id_chars", "_made", "_parts", "_reader", "_seq_id", "called")
@@ -261,12 +262,12 @@ class ReplyParser:
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete whatever else the model would write."""
+        """Whether the answer is complete, whatever else the model would write."""
         return self._parts.ended
 
     @property
     def reasoning_end(self) -> int:
-        """How many characters of the answer so far are reasoning."""
+        """Number of characters of the answer so far that are reasoning."""
         return self._parts.reasoning_end
 
     @property
@@ -275,11 +276,11 @@ class ReplyParser:
         return self._parts.reasoning_over
 
     def push(self, text: str) -> ReplyPiece:
-        """The next piece of the choice's text."""
+        """Parse the next piece of the choice's text."""
         return self._piece(*self._parts.push(text))
 
     def finish(self) -> ReplyPiece:
-        """What was held back, when no more text will come."""
+        """End the choice's text; return what was held back."""
         return self._piece(*self._parts.finish())
 
     def _piece(self, reasoning: str, text: str, parts: Sequence[CallPart]) -> ReplyPiece:

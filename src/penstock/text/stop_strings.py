@@ -1,10 +1,10 @@
-"""Finds stop strings in text that arrives in pieces, and holds back no more than may still become one.
+"""Finds stop strings in streamed text, and holds back only what may still become one.
 
-The match is the one that ends first; of several that end together, the longest. That is where a generation that looked
-for every stop string after every character would stop, so it does not depend on how the text is cut into pieces.
+The match that ends first wins; of several that end together, the longest. A generation that checked every stop string
+after every character would stop in the same place, so the result does not depend on how the text is cut into pieces.
 
-The search is an automaton over all stop strings at once (Aho and Corasick, 1975): one move a character, and the
-depth of the present state is the length of the longest suffix that may still become a stop string.
+The search is an automaton over all stop strings at once (Aho and Corasick, 1975): one transition per character, and
+the depth of the current state is the length of the longest suffix that may still become a stop string.
 
 Does not know tokens. Invariant: everything emitted is final; text = emitted + held, until a match.
 """
@@ -22,11 +22,11 @@ __all__ = ["StopScan", "StopStrings"]
 
 @dataclass(frozen=True, slots=True)
 class StopScan:
-    """What one piece of text brought.
+    """The result of scanning one piece of text.
 
     Attributes:
         emit: text that is final, in order; never cut or taken back later.
-        matched: the stop string that ended the text; None while there is none.
+        matched: the stop string that ended the text; None if none has matched yet.
     """
 
     emit: str
@@ -34,11 +34,11 @@ class StopScan:
 
 
 class StopStrings:
-    """The search in one sequence's text. Owned by whoever streams that sequence; not shared between threads.
+    """Searches one sequence's text. Owned by whoever streams that sequence; not shared between threads.
 
     Args:
         strings: the stop strings; with none, every piece is emitted at once.
-        include: emit the matched string too; all after it is dropped either way.
+        include: emit the matched string too; the text after it is dropped either way.
 
     Raises:
         InvalidParameter: a stop string is empty.
@@ -62,10 +62,10 @@ class StopStrings:
         self._matched: str | None = None
 
     def push(self, text: str) -> StopScan:
-        """Take the next piece of text. After a match all text is dropped and the match reported again."""
+        """Scan the next piece of text. After a match, further text is dropped and the match is reported again."""
         if self._matched is not None:
             return StopScan("", self._matched)
-        if len(self._next) == 1:  # nothing is searched for
+        if len(self._next) == 1:  # no stop strings
             return StopScan(text)
         seen = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
@@ -78,7 +78,7 @@ class StopStrings:
         return StopScan(seen[:final])
 
     def flush(self) -> str:
-        """End the text: what was held back for a match that did not come."""
+        """End the text; return what was held back for a match that never came."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -103,7 +103,7 @@ class StopStrings:
         self._longest[state] = string
 
     def _link(self) -> None:
-        """Point each state to that of its longest proper suffix, and inherit the match there if it has none itself."""
+        """Link each state to that of its longest proper suffix; a state without a match inherits the match there."""
         queue = deque(self._next[0].values())
         while queue:
             state = queue.popleft()

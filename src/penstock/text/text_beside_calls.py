@@ -1,6 +1,6 @@
-"""The text of an answer that is no part of a call, as a parser lets it out.
+"""The text of an answer outside its calls, as a parser emits it.
 
-Decides what becomes of blank space beside calls: it is let out only once text follows that no call stands in front of.
+Decides what happens to white space: next to a call it is dropped, so it is held back until text follows.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ __all__ = ["TextBesideCalls"]
 
 
 class TextBesideCalls:
-    """Gathers final text until it is taken. Owned by one parser.
+    """Collects final text until it is taken. Owned by one parser.
 
     Attributes:
-        chars: how many were let out so far, which says where in the text a call stands.
+        chars: number of characters emitted so far, which gives a call's position in the text.
     """
 
     def __init__(self) -> None:
         self.chars = 0
-        self._space = ""  # blank, and text only if no call follows
+        self._space = ""  # white space, emitted only if no call follows
         self._after_call = False
         self._pieces: list[str] = []
 
     def say(self, text: str) -> None:
-        """Let out text that is no call, but for the space at its end, which a call may follow."""
+        """Emit text outside calls; hold back white space at its end, because a call may follow."""
         if self._after_call:
             text = text.lstrip()
         body = text.rstrip()
@@ -35,17 +35,17 @@ class TextBesideCalls:
         self._space, self._after_call = text[len(body) :], False
 
     def call_begins(self) -> None:
-        """The space that was held back stood in front of a call."""
+        """Drop the white space that was held back: a call follows it."""
         self._space, self._after_call = "", True
 
     def end(self) -> None:
-        """No call follows any more."""
+        """End the answer: emit white space that was held back, unless it follows a call."""
         if not self._after_call:
             self._let_out(self._space)
         self._space = ""
 
     def take(self) -> str:
-        """What is new."""
+        """Take the text emitted since the last `take`."""
         text, self._pieces = "".join(self._pieces), []
         return text
 

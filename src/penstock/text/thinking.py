@@ -1,8 +1,8 @@
-"""Reasoning with a budget: when it is used up, which tokens close the reasoning.
+"""Limits reasoning to a token budget: once it is used up, decides which tokens close the reasoning.
 
-Finds the reasoning by the rules that parse answers (`ReasoningSplit`). Decides how the closing tag is spelled; what the
-model has written of it is not written again. Knows no logits.
-Invariant: the forced tokens depend on the prompt's last tokens, the budget and the tokens generated, on nothing else.
+Detects reasoning by the same rules as answer parsing (`ReasoningSplit`). Decides how the closing tag is spelled; a
+part that the model has already written is not repeated. Does not know logits.
+Invariant: the forced tokens depend only on the prompt's last tokens, the budget and the generated tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["BudgetedThinking", "ReasoningBudgets"]
 
 
 class ReasoningBudgets:
-    """Makes budgets for one model's requests, and keeps to them: implements `contract.ports.ThinkingBudgets`.
+    """Makes and enforces the budgets of one model's requests; implements `contract.ports.ThinkingBudgets`.
 
     Safe to call from several threads.
     """
@@ -32,16 +32,17 @@ class ReasoningBudgets:
         self._spelled: dict[str, tuple[int, ...]] = {}
 
     def make(self, tokens: int, prompt: Prompt, rendered: str, reader: ReplyReader | None) -> ThinkingBudget:
-        """The budget of the answers to a prompt.
+        """Make the budget for the answers to a prompt.
 
         Args:
-            tokens: most tokens of reasoning.
-            prompt: as it was asked.
-            rendered: its text, a conversation's as the template wrote it.
-            reader: what takes the answers apart, if anything does: both must see the same text.
+            tokens: the most tokens of reasoning.
+            prompt: the prompt as requested.
+            rendered: the prompt's text; a conversation's as the template wrote it.
+            reader: the reader that parses the answers, if any: both must see the same text.
 
         Raises:
-            InvalidParameter: this model does not think; names `thinking_token_budget`.
+            InvalidParameter: this model does not think, thinks in a channel, or cannot spell the closing tag; names
+                `thinking_token_budget`.
         """
         if not self._text.reply_format.thinks:
             message = "the served model does not think: its chat template knows no reasoning"
@@ -62,9 +63,9 @@ class ReasoningBudgets:
         return BudgetedThinking(budget, detokenizer, self.spell, self._text.reply_format.tags)
 
     def spell(self, text: str) -> tuple[int, ...]:
-        """The ids of `text` wherever it stands; () if the vocabulary cannot spell it.
+        """The ids of `text` in any context; () if the vocabulary cannot spell it.
 
-        As the tokenizer writes it, unless that adds something (SentencePiece's dummy space); else by longest match.
+        The tokenizer's own encoding, unless that adds something (SentencePiece's dummy space); else by longest match.
         """
         if text not in self._spelled:
             tokenizer = self._text.tokenizer
@@ -75,12 +76,12 @@ class ReasoningBudgets:
 
 
 class BudgetedThinking:
-    """Implements `contract.ports.Thinking`. Owned by the runner, one a sequence.
+    """Implements `contract.ports.Thinking`. Owned by the runner, one per sequence.
 
     Args:
         detokenizer: fresh; owned by this object from now on.
         spell: gives the ids of a text.
-        tags: what stands around reasoning.
+        tags: the tags around reasoning.
     """
 
     __slots__ = ("_detokenizer", "_due", "_left", "_spell", "_split", "_tags")
@@ -107,11 +108,11 @@ class BudgetedThinking:
 
     @property
     def due(self) -> int | None:
-        """The token that must come next; None where any may."""
+        """The token that must come next; None if any may."""
         return self._due[0] if self._due else None
 
     def take(self, token: int) -> None:
-        """Go on past `token`."""
+        """Advance past `token`."""
         if self._due:
             expected = self._due.popleft()
             assert token == expected, f"token {token} stands where {expected} of the closing tag was due"
@@ -123,7 +124,7 @@ class BudgetedThinking:
     def _close_if_used_up(self) -> None:
         if self._due or self._left > 0 or not self._split.inside:
             return
-        # Half a character at the end parts what is written next from a tag that was begun before it.
+        # An incomplete character at the end separates the next token from a tag begun before it: write the whole tag.
         closing = self._tags.closing
         missing = closing if self._detokenizer.unfinished else closing[self._split.closing_begun :]
         self._due.extend(self._spell(missing))

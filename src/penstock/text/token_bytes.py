@@ -1,12 +1,12 @@
-"""What each token id stands for, as bytes.
+"""The bytes that each token id stands for.
 
 Decides how a vocabulary's spellings map to bytes, from the decoder that the tokenizer declares:
 
 - byte-level BPE writes each byte as one printable character (GPT-2's table, Radford et al. 2019, `bytes_to_unicode`);
 - SentencePiece writes a space as U+2581 and, with byte fallback, a lone byte as `<0xAB>`;
-- WordPiece, of encoders, marks every piece of a word but the first (`##`). The first stands for a space and itself:
-  what was between words is not kept, nor are capitals and accents where the model has none, so a decoded text reads
-  like the one that was encoded, and differs from it.
+- WordPiece, used by encoders, marks every piece of a word but the first (`##`). The first stands for a space and
+  itself. What was between words is lost, as are case and accents in uncased models, so decoded text only resembles the
+  text that was encoded.
 
 Added tokens are spelled plainly. Any other decoder is refused: its tokens are not bytes, so neither streaming nor
 per-token logprobs could be exact.
@@ -42,10 +42,10 @@ _LATIN_OF_CHARACTER = str.maketrans({character: chr(byte) for character, byte in
 
 
 def token_byte_table(backend: Backend, file: str) -> tuple[bytes, ...]:
-    """The bytes of every token; the index is the id, ids that name no token have none.
+    """The bytes of every token, indexed by id; an id without a token has b"".
 
     Raises:
-        ModelFileError: the decoder is of another kind; or the ids are too sparse to be real.
+        ModelFileError: the decoder is of another kind, or the ids are too sparse to be real.
     """
     added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
     spelled = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items()}
@@ -60,7 +60,7 @@ def token_byte_table(backend: Backend, file: str) -> tuple[bytes, ...]:
 
 
 def strips_leading_space(backend: Backend) -> bool:
-    """Whether decoding a whole text drops its first space: SentencePiece's dummy prefix, which encoding put there."""
+    """Whether decoding a whole text drops its first space: SentencePiece's dummy prefix, or a WordPiece space."""
     for decoder in _decoders(backend):
         if decoder["type"] == "Strip" and decoder.get("content") == " " and decoder.get("start", 0) > 0:
             return True
@@ -72,7 +72,7 @@ def strips_leading_space(backend: Backend) -> bool:
 
 
 def _reading(decoders: list[dict[str, Any]], file: str) -> Callable[[str], bytes]:
-    """What makes bytes of a vocabulary's spellings."""
+    """The function that turns a vocabulary's spellings into bytes."""
     by_type = {str(decoder["type"]): decoder for decoder in decoders}
     if "ByteLevel" in by_type:
         return _from_byte_level

@@ -1,7 +1,7 @@
-"""Characters to tokens and back, exactly as the model was trained, and the bundle of a model's text side.
+"""Converts text to tokens and back, exactly as the model was trained, and bundles a model's text side.
 
-The readers of each format build the vocabulary. Decided here: a rendered conversation is encoded so that control
-tokens come from the chat template alone.
+The reader of each file format builds the vocabulary. This module encodes a rendered conversation so that control
+tokens come only from the chat template.
 
 Does not know requests or streams. Invariants: ids equal those of the model's own tokenizer; immutable once built, so
 safe to use from several threads at once.
@@ -34,13 +34,13 @@ from penstock.text.unicode_text import require_unicode
 
 __all__ = ["TextModel", "Tokenizer", "open_text", "twin_of"]
 
-# Hold the places of a template's control tokens while the text around them is encoded. The 32 noncharacters of Unicode
-# 23.7: they are no text, and users' text that holds one is refused where it could be mistaken for ours.
+# Placeholders for a template's control tokens while the text around them is encoded: the 32 noncharacters of Unicode
+# 23.7. They are not text, and user text that contains one is refused where it could be mistaken for a placeholder.
 _NONCHARACTERS = range(0xFDD0, 0xFDF0)
 _HAS_NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
 _LONG_CHARS = 4096
-"""Of a text that is encoded as a batch of one: `encode` would keep Python's lock for a millisecond and more."""
+"""From this length on, a text is encoded as a batch of one: `encode` would hold the GIL for a millisecond or more."""
 
 
 class Tokenizer:
@@ -62,7 +62,7 @@ class Tokenizer:
         self._strips_leading_space = strips_leading_space(backend)
         added = backend.get_added_tokens_decoder()
         self._special = {id_: token for id_, token in added.items() if token.special}
-        # A second pipeline, since the switch that makes special tokens ordinary text is not per call.
+        # A second pipeline, because the switch that treats special tokens as ordinary text cannot be set per call.
         self._literal = twin_of(backend)
         self._literal.encode_special_tokens = True
         self._places = {id_: _place(token) for id_, token in self._special.items()}
@@ -89,31 +89,31 @@ class Tokenizer:
         return frozenset(id_ for id_, token in self._special.items() if token.content in wanted)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token stands for: part of a character, or several; a leading space included.
+        """The token's bytes: part of a character, or several characters; a leading space included.
 
-        Special tokens give their spelling. Ids beyond the vocabulary, which padded logits have, stand for nothing.
+        Special tokens give their spelling. Ids beyond the vocabulary, which padded logits have, give no bytes.
         """
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 
     def encode(self, text: str, *, param: str = "prompt", most: int = 0) -> tuple[int, ...]:
-        """The ids of raw text. Special tokens spelled in it are honoured; BOS is added if the model's tokenizer does.
+        """Encode raw text. Special tokens spelled in it are honoured; BOS is added if the model's tokenizer adds it.
 
         Args:
-            text: what is encoded.
+            text: the text to encode.
             param: the field that the text came in, for errors.
-            most: keep at most so many ids, as truncation in transformers does: the text's first, and all that the
-                tokenizer puts around it. 0 keeps all.
+            most: keep at most this many ids, like truncation in transformers: the text's first ids, and all that the
+                tokenizer adds around them. 0 keeps all.
 
         Raises:
-            InvalidParameter: the text has a lone surrogate; names `param`. Or `most` has no room for what the tokenizer
-                puts around a text; names `truncate_prompt_tokens`.
+            InvalidParameter: the text has a lone surrogate; names `param`. Or `most` is less than the number of tokens
+                that the tokenizer adds around a text; names `truncate_prompt_tokens`.
         """
         encoding = self._encode(self._backend, text, param, add_special_tokens=True)
         ids = tuple(encoding.ids)
         return ids if not 0 < most < len(ids) else _cut(ids, encoding.special_tokens_mask, most)
 
     def spellings(self, text: str, *, param: str) -> tuple[tuple[int, ...], ...]:
-        """The ids of `text` inside other text: where nothing stands before it, and after a space.
+        """The encodings that `text` may have inside other text: as it is, and after a space.
 
         Raises:
             InvalidParameter: the text has a lone surrogate; names `param`.
@@ -123,7 +123,7 @@ class Tokenizer:
         return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
 
     def longest_matches(self, text: str) -> tuple[int, ...]:
-        """Ids whose bytes are `text`, each the longest ordinary token that fits; () if there are no such ids."""
+        """Cover `text` greedily with the longest ordinary tokens; return their ids, or () if that fails."""
         rest, ids = text.encode(), []
         fitting = {p: id_ for id_, p in reversed(list(enumerate(self._pieces))) if p and p in rest}
         fitting = {piece: id_ for piece, id_ in fitting.items() if id_ not in self._special}
@@ -136,17 +136,18 @@ class Tokenizer:
         return tuple(ids)
 
     def tokens_with(self, text: str) -> tuple[int, ...]:
-        """The ids of all tokens whose own text holds `text`, ascending."""
+        """The ids of all tokens whose own text contains `text`, ascending."""
         sought = text.encode()
         return tuple(id_ for id_, piece in enumerate(self._pieces) if sought in piece)
 
     def encode_chat(self, chat: RenderedChat) -> tuple[int, ...]:
-        """The ids of a rendered conversation. Only the template's own control tokens are control tokens.
+        """Encode a rendered conversation. Only control tokens that the template wrote become control tokens.
 
-        Nothing is added in front: a template writes its own BOS.
+        No BOS is added: a template writes its own.
 
         Raises:
-            InvalidParameter: a lone surrogate; or a control token and one of U+FDD0 to U+FDEF in the messages.
+            InvalidParameter: the messages have a lone surrogate, have a control token and one of U+FDD0 to U+FDEF, or
+                spell a control token that this tokenizer cannot write as ordinary text.
         """
         encoding = self._encode(self._backend, chat.template_text, "messages", add_special_tokens=False)
         if not chat.stand_ins:
@@ -158,9 +159,9 @@ class Tokenizer:
         return self._fill_places(literal, [id_ for id_, _ in controls])
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids that are a whole text: SentencePiece's dummy space in front is dropped.
+        """Decode ids that are a whole text: SentencePiece's leading dummy space is dropped.
 
-        Bytes that form no character become U+FFFD, one for each maximal ill-formed part (Unicode 3.9).
+        Invalid UTF-8 becomes U+FFFD, one for each maximal subpart (Unicode 3.9).
         """
         kept = (id_ for id_ in token_ids if not (skip_special_tokens and id_ in self._special))
         text = b"".join(map(self.token_bytes, kept)).decode("utf-8", errors="replace")
@@ -169,7 +170,7 @@ class Tokenizer:
     def _controls(self, encoding: Encoding, text: str) -> list[tuple[int, tuple[int, int]]]:
         """The control tokens spelled in the text, as (id, span).
 
-        An unknown character has a special id too, but is not its spelling.
+        The unknown token is special too, but an unknown character does not spell it.
         """
         pairs = zip(encoding.ids, encoding.offsets, strict=True)
         return [(id_, span) for id_, span in pairs if self._spells(id_, text[slice(*span)])]
@@ -178,18 +179,18 @@ class Tokenizer:
         return id_ in self._special and self._special[id_].content in part
 
     def _with_places(self, text: str, controls: Sequence[tuple[int, tuple[int, int]]]) -> str:
-        """The text with each control token, in order and disjoint, replaced by its place holder."""
+        """The text with each control token, in order and disjoint, replaced by its placeholder."""
         pieces: list[str] = []
         done = 0
         for id_, span in controls:
             spelling = self._special[id_].content
-            start = text.index(spelling, *span)  # the span may hold the space that the token takes with it
+            start = text.index(spelling, *span)  # the span may include spaces that the token strips
             pieces += [text[done:start], self._places[id_].content]
             done = start + len(spelling)
         return "".join([*pieces, text[done:]])
 
     def _fill_places(self, literal: str, controls: Sequence[int]) -> tuple[int, ...]:
-        """The ids of text in which all is ordinary but the place holders, which become `controls` in order."""
+        """Encode everything as ordinary text except the placeholders, which become `controls` in order."""
         encoding = self._encode(self._literal, literal, "messages", add_special_tokens=False)
         if self._controls(encoding, literal):
             raise InvalidParameter(
@@ -210,7 +211,7 @@ class Tokenizer:
 
 
 def _cut(ids: tuple[int, ...], added: Sequence[int], most: int) -> tuple[int, ...]:
-    """`ids` without the last ones of the text, so that `most` are left; `added` is 1 for what stands around it."""
+    """Drop the text's last ids so that `most` ids are left; `added` is 1 for ids that the tokenizer added around it."""
     around = sum(added)
     if around > most:
         message = f"must be at least {around}: this model's tokenizer puts so many tokens around a text, got {most}"
@@ -220,7 +221,7 @@ def _cut(ids: tuple[int, ...], added: Sequence[int], most: int) -> tuple[int, ..
 
 
 def _place(token: AddedToken) -> AddedToken:
-    """The place holder that is looked for as `token` is: beside spaces, inside words, in normalised text."""
+    """The placeholder that is matched like `token`: same rules for spaces, word boundaries and normalisation."""
     rule = (token.single_word, token.lstrip, token.rstrip, token.normalized)
     spelling = chr(_NONCHARACTERS[sum(flag << bit for bit, flag in enumerate(rule))])
     single_word, lstrip, rstrip, normalized = rule
@@ -235,9 +236,9 @@ class TextModel:
         chat_template: None when the model has none.
         eos_token_ids: ids that end a generated text.
         bos_token_id: None when the model has none.
-        reply_format: how it writes calls and reasoning.
-        tool_template: renders conversations with tools; None where `chat_template` renders all.
-        plain: whether `chat_template` is plain text, because the model has none of its own.
+        reply_format: how the model writes calls and reasoning.
+        tool_template: renders conversations with tools; None if `chat_template` renders all.
+        plain: whether `chat_template` is the plain-text template, because the model has none of its own.
     """
 
     tokenizer: Tokenizer
@@ -250,12 +251,12 @@ class TextModel:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What a caller may set whichever of the templates renders the conversation."""
+        """The variables that a caller may set whichever template renders the conversation."""
         templates = [template for template in (self.chat_template, self.tool_template) if template is not None]
         return frozenset.intersection(*(template.variables for template in templates)) if templates else frozenset()
 
     def encode_messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt that asks the model for the next assistant turn.
+        """Encode the prompt that asks the model for the next assistant turn.
 
         Raises:
             InvalidParameter: the model has no chat template, or it refuses the conversation.
@@ -263,7 +264,7 @@ class TextModel:
         return self.tokenizer.encode_chat(self.render(ChatPrompt(tuple(messages))))
 
     def render(self, prompt: ChatPrompt, tenant: str = "") -> RenderedChat:
-        """The conversation as the model's chat template writes it, on a tenant's behalf.
+        """Render the conversation with the model's chat template, on a tenant's behalf.
 
         Raises:
             InvalidParameter: the model has no chat template, or it refuses the conversation.
@@ -277,7 +278,7 @@ class TextModel:
         return template.render_prompt(prompt, tenant)
 
     def reply_reader(self, prompt: ChatPrompt, rules: ReplyRules, rendered: RenderedChat) -> ReplyReader | None:
-        """What takes the answers to a rendered conversation apart; None when they are plain text.
+        """The reader that parses the answers to a rendered conversation; None when they are plain text.
 
         Raises:
             InvalidParameter: the tools cannot be offered or checked.
@@ -287,13 +288,13 @@ class TextModel:
 
 
 def twin_of(backend: Backend) -> Backend:
-    """A pipeline that does the same, with switches of its own. The vocabulary is shared: it may take 100 MB."""
+    """A copy of a pipeline, with switches of its own. It shares the vocabulary, which may take 100 MB."""
     twin = Backend(backend.model)
     twin.normalizer = backend.normalizer
     twin.pre_tokenizer = backend.pre_tokenizer
     twin.post_processor = backend.post_processor
     twin.decoder = backend.decoder
-    for _, token in sorted(backend.get_added_tokens_decoder().items()):  # new ones are numbered in this order
+    for _, token in sorted(backend.get_added_tokens_decoder().items()):  # new ones get their ids in this order
         (twin.add_special_tokens if token.special else twin.add_tokens)([token])
     return twin
 
@@ -306,13 +307,15 @@ def open_text(
     Args:
         files: the text half of the model's files.
         tool_call_parser: how the model writes calls; see `EngineConfig`.
-        reasoning_parser: how it writes its reasoning; likewise.
-        chat_template: a file to take the template from; or what a model without one gets: `auto` for plain text.
+        reasoning_parser: how the model writes its reasoning; likewise.
+        chat_template: a file to read the template from; or what a model without one gets: `auto` for the plain-text
+            template, `none` for none.
 
     Raises:
         ModelFileError: a file is missing, corrupt, or of a kind that is not implemented.
+        ConfigError: the file named by `chat_template` cannot be read, or there is no such `tool_call_parser`.
     """
-    shared_renderer().start()  # while the vocabulary is read
+    shared_renderer().start()  # starts up while the vocabulary is read
     parts = read_gguf(files) if isinstance(files, GgufVocabulary) else read_huggingface(files)
     tokenizer = Tokenizer(parts.backend, parts.file)
     parts, plain = _with_template(parts, chat_template)
@@ -330,7 +333,7 @@ def open_text(
 
 
 def _with_template(parts: TokenizerParts, choice: str) -> tuple[TokenizerParts, bool]:
-    """The parts with the chat template that was chosen, and whether that is plain text."""
+    """The parts with the chosen chat template, and whether it is the plain-text one."""
     if choice not in ("auto", "none"):
         return replace(parts, template=_template_in(Path(choice).expanduser()), tool_template=None), False
     if choice == "auto" and parts.template is None:

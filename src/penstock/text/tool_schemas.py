@@ -1,8 +1,8 @@
-"""Whether a call's arguments fit its tool: JSON Schema, as the caller wrote it, with a bound on what a check costs.
+"""Checks a call's arguments against its tool's JSON Schema, with a bound on the cost of a check.
 
-The library judges (jsonschema-rs: drafts 4 to 2020-12, regular expressions without backtracking). Decided here: only
-references inside the schema are followed, and a check that would cost too much is not made, since schemas that refer to
-one part in several ways can cost time exponential in their size or in the depth of the arguments.
+jsonschema-rs validates (drafts 4 to 2020-12, regular expressions without backtracking). This module decides that only
+references inside the schema are followed, and that arguments do not fit if checking them would cost too much: a schema
+that refers to one part in several ways can take time exponential in its size or in the depth of the arguments.
 Does not know how calls are written.
 """
 
@@ -35,7 +35,8 @@ class ToolSchemas:
     """The tools of one request. Immutable, safe to use from any thread.
 
     Raises:
-        InvalidParameter: a schema is none, or refers outside itself; names `tools.<index>.function.parameters`.
+        InvalidParameter: a schema is invalid, has an unsupported keyword or refers outside itself, or the tools have
+            too many subschemas or patterns; names `tools.<index>.function.parameters`.
     """
 
     __slots__ = ("_schemas", "_strict")
@@ -60,11 +61,11 @@ class ToolSchemas:
         return name in self._schemas
 
     def takes_any(self, name: str) -> bool:
-        """Whether there is such a tool, and a call of it is one whatever its arguments are."""
+        """Whether there is such a tool and it accepts any arguments, because it is not strict."""
         return name in self._schemas and name not in self._strict
 
     def takes_text(self, name: str, parameter: str) -> bool:
-        """Whether the schema of the tool of this name says that a parameter is a string."""
+        """Whether the tool's schema declares this parameter as a string."""
         if name not in self._schemas:
             return False
         schema = self._schemas[name][0]
@@ -73,11 +74,11 @@ class ToolSchemas:
         return isinstance(found, dict) and found.get("type") == "string"
 
     def accepts(self, name: str, arguments: dict[str, Any]) -> bool:
-        """Whether arguments make a call: of a strict tool, those that fit its schema; of any other tool, all."""
+        """Whether arguments make a call: a strict tool's must fit its schema, any other tool takes all."""
         return self.takes_any(name) or self.fits(name, arguments)
 
     def fits(self, name: str, arguments: dict[str, Any]) -> bool:
-        """Whether there is such a tool, and arguments fit its schema."""
+        """Whether there is such a tool and the arguments fit its schema."""
         if name not in self._schemas:
             return False
         schema, validator = self._schemas[name]
@@ -92,7 +93,7 @@ def _patterns_of(schema: dict[str, Any]) -> int:
 def _affordable(schema: Any, arguments: dict[str, Any]) -> bool:
     try:
         return _Cost(schema).visits(schema, arguments) <= _MOST_VISITS
-    except RecursionError:  # references in a chain of hundreds
+    except RecursionError:  # a chain of hundreds of references
         return False
 
 
@@ -101,7 +102,7 @@ def _compile(schema: Any, param: str) -> Any:
         options = jsonschema_rs.RegexOptions(size_limit=_MOST_PATTERN_BYTES)
         return jsonschema_rs.validator_for(schema, pattern_options=options, retriever=_refuse_retrieval)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-        # The place, not the message: that repeats what the caller wrote.
+        # Give the place, not the library's message, which repeats what the caller wrote.
         place = ".".join(str(step)[:64] for step in (param, *getattr(error, "instance_path", ())))
         message = (
             f"{param} is not a JSON Schema, or has a pattern that is too large or needs backtracking; see {place}."
@@ -114,7 +115,7 @@ def _refuse_retrieval(uri: str) -> NoReturn:
 
 
 def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
-    """Only references of the form `#/...` are followed, so that `_Cost` follows the same ones."""
+    """Refuse references other than `#` and `#/...`, so that `_Cost` and the library follow the same ones."""
     reference = node.get("$ref", "#")
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise InvalidParameter(param, f"{param}: a $ref must be # or begin with #/.")
@@ -126,7 +127,7 @@ def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
 
 
 def _schemas_in(root: Any) -> Iterator[dict[str, Any]]:
-    """Every subschema, values of `enum` and the like apart."""
+    """Every subschema, without the values of `enum` and the like."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -141,7 +142,7 @@ def _schemas_in(root: Any) -> Iterator[dict[str, Any]]:
 
 
 def _resolve(root: Any, reference: str) -> Any:
-    """What a JSON Pointer (RFC 6901) in a fragment leads to; None when it leads nowhere."""
+    """Resolve a fragment's JSON Pointer (RFC 6901); None if it leads nowhere."""
     node = root
     for step in reference[2:].split("/") if len(reference) > 1 else ():
         key = step.replace("~1", "/").replace("~0", "~")
@@ -155,14 +156,14 @@ def _resolve(root: Any, reference: str) -> Any:
 
 
 class _Cost:
-    """Counts how often a check that shares nothing would visit a subschema; itself, it visits each pair once."""
+    """Counts the subschema visits of a check that caches nothing, while itself visiting each pair only once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[tuple[int, int], int] = {}
 
     def visits(self, schema: Any, value: Any) -> int:
-        """The count, or anything above the limit where it is not worth counting on."""
+        """The count, or some number above the limit if counting was cut short."""
         if not isinstance(schema, dict):
             return 1
         key = (id(schema), id(value))
@@ -170,7 +171,7 @@ class _Cost:
             return self._known[key]
         if len(self._known) >= _MOST_PAIRS:
             return _MOST_VISITS + 1
-        self._known[key] = 0  # met again below, it is a reference in a circle, which the library cuts
+        self._known[key] = 0  # met again below, it is a circular reference, which the library cuts
         total = 1 + len(schema.get("enum", ()))
         for part, of in _parts(self._root, schema, value):
             total += self.visits(part, of)
@@ -210,7 +211,7 @@ def _parts_of_object(schema: dict[str, Any], value: dict[str, Any]) -> Iterator[
 def _parts_of_list(schema: dict[str, Any], value: list[Any]) -> Iterator[tuple[Any, Any]]:
     for key in _EVERY_ITEM:
         part = schema.get(key)
-        if isinstance(part, list):  # drafts before 2020-12: one schema a position
+        if isinstance(part, list):  # drafts before 2020-12: one schema per position
             yield from zip(part, value, strict=False)
         elif part is not None:
             yield from ((part, item) for item in value)

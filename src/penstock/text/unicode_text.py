@@ -1,4 +1,4 @@
-"""What counts as text: any sequence of Unicode scalar values. JSON and Python can also carry halves of them."""
+"""What counts as text: any sequence of Unicode scalar values. JSON and Python can also carry lone surrogates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def require_unicode(text: str, param: str) -> str:
-    """The text itself.
+    """Return the text itself, once checked.
 
     Raises:
         InvalidParameter: it has a lone surrogate (Unicode 3.9, D76), which no tokenizer can encode; names `param`.

@@ -1,12 +1,13 @@
-"""Finds tool calls whose arguments are tagged one by one: Qwen3-Coder's format, which Qwen 3.5 has too.
+"""Finds tool calls whose arguments are tagged one by one: the format of Qwen3-Coder and Qwen 3.5.
 
-A call is `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`, with a line break at
-either end of a value that is not part of it; the outer tags may lack. A value has no quotes: that of a parameter which
-its schema says is a string is one, any other is read as JSON, and is a string where it is none.
+A call is `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`. A line break at either
+end of a value is not part of it; the outer tags may be missing. Values have no quotes: if the schema says that a
+parameter is a string, the value is taken as it is; any other value is read as JSON, or as a string if it is not JSON.
 
-What may still be a call is held back, as in `CallParser`: from the name of a known tool on the call is certain, its
-arguments go on as JSON, strings as they are written. A strict tool is called whole. Does not know tokens or ids of
-calls. Invariant: calls and text depend on the answer alone, not on how it is cut into pieces.
+Text that may still be a call is held back, as in `CallParser`. If the named tool streams (`Judgement.streams`), its
+name makes the call certain, and arguments are emitted as JSON from then on, strings as they arrive; a call of any
+other tool is emitted when it is complete. Does not know tokens or call ids. Invariant: calls and text depend on the
+answer alone, not on how it is cut into pieces.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from penstock.text.text_beside_calls import TextBesideCalls
 __all__ = ["XML_CALL_TAGS", "TakesText", "XmlCallParser"]
 
 TakesText = Callable[[str, str], bool]
-"""Whether a tool's parameter of this name, the second argument, is a string whatever is written."""
+"""(tool, parameter) -> whether the parameter's value is a string, whatever the model writes."""
 
 _OUTER, _OUTER_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 XML_CALL_TAGS = (_OUTER, _OUTER_END, _FUNCTION_END, _PARAMETER_END)
-"""Spellings that a vocabulary may have control tokens for."""
+"""Tags for which a vocabulary may have control tokens."""
 
 _OPENING = re.compile(f"{_OUTER}|{_FUNCTION}")
 _OPENINGS = (_OUTER, _FUNCTION)
@@ -42,27 +43,27 @@ _LONGEST_NAME = 256
 class _Place(Enum):
     TEXT = auto()
     OPENED = auto()
-    """Behind the outer tag."""
+    """After the outer opening tag."""
     NAME = auto()
     BODY = auto()
     """In a function, between its parameters."""
     KEY = auto()
     VALUE = auto()
     TAIL = auto()
-    """Between a function's end and that of the outer tag."""
+    """Between the function's closing tag and the outer one."""
 
 
 class XmlCallParser:
-    """Takes one answer apart. Owned by the choice that it belongs to.
+    """Parses one answer. Owned by the choice that it belongs to.
 
     Args:
-        judgement: of the tools on calls.
-        takes_text: what they say of a parameter.
+        judgement: how the tools judge calls.
+        takes_text: whether a tool's parameter is a string.
         known: whether there is a tool of this name.
         parallel: whether more than one call is wanted.
 
     Attributes:
-        ended: no further text is wanted, as the only call that was wanted is made.
+        ended: the only call that was wanted is complete; further text is ignored.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class XmlCallParser:
         self._judgement, self._takes_text, self._known = judgement, takes_text, known
         self._parallel = parallel
         self._place = _Place.TEXT
-        self._held = ""  # not understood yet
+        self._held = ""  # not parsed yet
         self._text = TextBesideCalls()
         self._begin_unit()
         self._parts: list[CallPart] = []
 
     def push(self, text: str) -> tuple[str, list[CallPart]]:
-        """The next piece of the answer: text that is final, and parts of calls."""
+        """Parse the next piece of the answer; return final text and parts of calls."""
         text, self._held = self._held + text, ""
         while text and not self.ended:
             rest = self._step(text)
@@ -89,7 +90,7 @@ class XmlCallParser:
         return self._result()
 
     def finish(self) -> tuple[str, list[CallPart]]:
-        """What was held back, when the answer has ended. What a call lacks behind its arguments does no harm."""
+        """End the answer; return what was held back. A call that was emitted stands, even if its end is missing."""
         held, self._held = self._held, ""
         if self.ended:
             return self._result()
@@ -104,7 +105,7 @@ class XmlCallParser:
         return self._text.take(), parts
 
     def _step(self, text: str) -> str | None:
-        """Take some of the text; what is left of it, or None if more must come first."""
+        """Parse some of the text; return the rest, or None if more text is needed first."""
         match self._place:
             case _Place.TEXT:
                 return self._in_text(text)
@@ -122,13 +123,13 @@ class XmlCallParser:
                 return self._expect(text, {_OUTER_END: _Place.TEXT}) if self._outer else self._leave(text)
 
     def _begin_unit(self) -> None:
-        self._raw: list[str] = []  # what may be a call, as the model wrote it, as long as it is none
+        self._raw: list[str] = []  # text of a possible call, until it is one
         self._outer = False
         self._name = self._key = ""
         self._called = False
-        self._arguments: list[str] = []  # of a strict tool, until it is called
+        self._arguments: list[str] = []  # of a call that does not stream, until it is emitted
         self._count = 0
-        self._value: list[str] = []  # of a parameter that is no string
+        self._value: list[str] = []  # of a parameter that is not a string
         self._fresh = False  # the value has not begun
 
     # --- text
@@ -151,7 +152,7 @@ class XmlCallParser:
         return ""
 
     def _fail(self) -> None:
-        """What was held back is no call: it is text. Behind a call that has begun, the rest is."""
+        """Release what was held back as text: it is not a call. If a call was emitted, only its rest is text."""
         raw = "".join(self._raw)
         self._begin_unit()
         self._place = _Place.TEXT
@@ -164,7 +165,7 @@ class XmlCallParser:
             self._raw.append(text)
 
     def _expect(self, text: str, tags: dict[str, _Place]) -> str | None:
-        """Blank space, then one of the tags; anything else is no call."""
+        """Parse white space, then one of the tags; anything else is not a call, or ends one that only lacks a tag."""
         begun = text.lstrip()
         for tag, place in tags.items():
             if begun.startswith(tag):
@@ -270,21 +271,21 @@ class XmlCallParser:
                 return
             self._call()
             self._emit(arguments)
-        self._called = False  # and nothing of it is held back any more
+        self._called = False  # it is over; nothing of it is held back
         self.ended = not self._parallel
 
     def _leave(self, text: str) -> str:
-        """The call is over, and its outer tag lacks."""
+        """End a call that has no outer closing tag."""
         self._begin_unit()
         self._place = _Place.TEXT
         return text
 
 
 def _as_json(value: str) -> str:
-    """A value as JSON text: itself where it is such a text, else as a string."""
+    """A value as JSON text: unchanged in meaning if it is JSON, else as a JSON string."""
     try:
         text = json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
         text.encode()
-    except (ValueError, RecursionError):  # no JSON, or none that can be passed on
+    except (ValueError, RecursionError):  # not JSON, or JSON that cannot be passed on
         return json.dumps(value, ensure_ascii=False)
     return text

@@ -1,4 +1,4 @@
-"""The proof of exactness: every request alone, then all of them together in many ways, compared bit by bit."""
+"""The proof of exactness: runs every request alone, then all together in many ways, and compares bit by bit."""
 
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.proof import open_target, profile, verify

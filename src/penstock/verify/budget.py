@@ -1,6 +1,6 @@
-"""How much a verification does: how many requests, how long, and under how many schedules.
+"""The size of a verification: how many requests, of what length, in how many schedules.
 
-The requests and schedules themselves follow from the seed and these numbers alone.
+For a given model and options, the seed and these numbers determine the requests and schedules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Budget:
         new_tokens: most tokens generated for a request.
 
     Raises:
-        ConfigError: naming the number that is below 1.
+        ConfigError: a number is below 1; the error names it.
     """
 
     requests: int = 32
@@ -39,7 +39,7 @@ class Budget:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
 
     def longest_prompt(self, max_positions: int) -> int:
-        """Tokens of the longest prompt that is drawn for a model with this context.
+        """Length in tokens of the longest prompt drawn for a model with this context.
 
         Raises:
             ConfigError: the new tokens leave no position of the context for a prompt.

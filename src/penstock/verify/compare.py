@@ -1,4 +1,4 @@
-"""Comparing the outcome of a request in a schedule with its outcome alone.
+"""Compares the outcome of a request in a schedule with its outcome alone.
 
 Two outcomes are the same if their token ids, their log probabilities (as floats) and everything else that a caller is
 told are equal. There is no tolerance anywhere.
@@ -25,7 +25,7 @@ class Difference:
 
     Attributes:
         at: index among the generated tokens.
-        failure: why the request ended there; "" where it did not fail.
+        failure: why the request failed there; "" if it did not.
         what: what differs if no token does: tops, ranks, text, end or prompt; "" otherwise.
     """
 

@@ -1,7 +1,7 @@
-"""Running a schedule without a model, to see whether it does what it was built for: preempt, and draw plain batches.
+"""Runs a schedule without a model, to see whether it does what it was built for: preempt, and draw plain batches.
 
-A request that a stop string, a stop token or a grammar may end takes as few tokens here as it ever may, so that what
-happens here needs no luck to happen with a model. Plain requests run to their last token here and there. Takes
+A request that a stop string, a stop token, repetition or a grammar may end generates as few tokens here as it ever may,
+so what happens here happens with a model too, without luck. Plain requests run to their last token in both. Takes
 milliseconds.
 """
 
@@ -31,7 +31,7 @@ def dry_run(schedule: Schedule, target: Target) -> ScheduleRun:
 
 
 def _at_its_shortest(schedule: Schedule) -> Schedule:
-    """The schedule with requests that end by their length alone, because the tokens mean nothing."""
+    """The schedule with requests that end only by length, because the tokens mean nothing."""
     arrivals = tuple(replace(each, request=_shortest(each.request)) for each in schedule.arrivals)
     strangers = tuple(
         replace(each, arrival=replace(each.arrival, request=_shortest(each.arrival.request)))
@@ -62,20 +62,20 @@ class _NoModel:
         return RowResult(row.slot, tuple(map(SampledToken, (*row.drafts, last))))
 
     def reset(self) -> bool:
-        """It remembers nothing, and has nothing to lose."""
+        """Do nothing: there is no state to lose."""
         return False
 
 
 class _AlwaysRight:
-    """Guesses as many tokens as anybody does, which `_NoModel` then draws: sequences end in the fewest steps."""
+    """Makes the longest guesses, which `_NoModel` then draws: sequences end in the fewest steps."""
 
     def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
         return tuple(Draft(one.seq_id, (one.tokens[-1],) * min(one.most, LONGEST_GUESS)) for one in sequences)
 
 
 def _keep_threads(threads: int) -> None:
-    """Nothing is computed, so there are no threads to set."""
+    """Do nothing: nothing is computed, so there are no threads to set."""
 
 
 def _count_nothing() -> None:
-    """A dry run is not part of the progress that is shown."""
+    """Do nothing: a dry run is not part of the progress that is shown."""

@@ -1,7 +1,7 @@
-"""Guesses of what comes next, some right and some wrong, for schedules under which answers must not depend on them.
+"""Guesses the next tokens, some right and some wrong, for schedules: answers must not depend on guesses.
 
-Who knows each request's answer can guess as well and as badly as it likes. Nobody weighs these guesses: all for which
-there is room are computed.
+The guesser knows each request's answer, so it can be right as often as it likes. Drafts are not weighed in these
+schedules: every guess for which there is room is computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Guesser(Protocol):
     """Guesses for all rows of a step."""
 
     def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
-        """At most one guess for each of these sequences."""
+        """Return at most one guess for each of these sequences."""
         ...
 
 
@@ -29,8 +29,9 @@ class Guesses:
     """The guesses of one schedule. Owned by its drive.
 
     Args:
-        right: the chance that a guessed token is.
-        answers: generated tokens by request id; nobody guesses for others.
+        seed: of the random draws.
+        right: the chance that a guessed token is right.
+        answers: generated tokens by request id; other requests get no guesses.
     """
 
     def __init__(self, seed: str, right: float, answers: Mapping[str, Sequence[int]]) -> None:
@@ -39,7 +40,7 @@ class Guesses:
         self._answers = answers
 
     def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
-        """A guess for each sequence whose answer is known, and goes on."""
+        """A guess for each sequence whose answer is known and not yet complete."""
         guesses = ((one.seq_id, self._tokens(one)) for one in sequences if one.seq_id in self._answers)
         return tuple([Draft(seq_id, tokens) for seq_id, tokens in guesses if tokens])
 

@@ -1,7 +1,8 @@
 """The proof that answers are exact, as far as a finite number of experiments can prove it.
 
-Draw requests and schedules, run each request alone, run all of them by each schedule, compare. Invariant: the verdict
-on a request depends on the seed, the budget and the target, never on what was verified before.
+Draws requests and schedules, runs each request alone, runs all of them in each schedule, and compares. Invariant: the
+verdict on a request depends on the seed, the budget, the target and the operator's options, never on earlier
+verifications.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ def verify(
     *,
     fail_fast: bool = False,
 ) -> Report:
-    """Run every request alone and by every schedule, and compare.
+    """Run every request alone and in every schedule, and compare.
 
     Args:
-        target: what is verified.
-        budget: how much.
+        target: the model to verify.
+        budget: how many requests and schedules, and of what length.
         served: the operator's options; the first schedule has their sizes.
         on_progress: called whenever a request is complete.
         fail_fast: stop after the first schedule in which something differs.
 
     Raises:
-        ConfigError: the budget does not fit the model's context, or a request the KV cache that the operator chose.
-        EngineFault: a request cannot be run even alone; a schedule crashed (then it is a `ScheduleCrashed`).
+        ConfigError: the budget does not fit the model's context, or a request does not fit the operator's KV cache.
+        EngineFault: a request cannot be run even alone, or a schedule crashed (then it is a `ScheduleCrashed`).
     """
     vocab = Vocab.of(target)
     requests = draw_requests(
@@ -94,11 +95,11 @@ def verify(
 
 
 def profile(served: EngineConfig, budget: Budget = SMALL, cache_dir: Path | None = None) -> Report:
-    """Load a model and verify it within the time that a test can afford.
+    """Load a model and verify it; the default budget takes no longer than a test can afford.
 
     Args:
         served: which model, and how it is served.
-        budget: how much.
+        budget: how many requests and schedules, and of what length.
         cache_dir: where fetched models are kept; None takes the user's cache directory.
 
     Raises:
@@ -117,7 +118,7 @@ def open_target(
     cache_dir: Path | None = None,
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
 ) -> Iterator[Target]:
-    """A loaded model with its text and its grammars, which end with the block, and its draft model if it has one.
+    """A loaded model with its text, its draft model if it has one, and its grammars, which are closed with the block.
 
     Args:
         loaded: the model.
@@ -151,7 +152,7 @@ def _run_each_alone(
 
 
 def _guesser(schedule: Schedule, answers: Mapping[str, Sequence[int]]) -> Guesses | None:
-    """Who guesses in a schedule, if anybody does."""
+    """The guesser of a schedule; None if it has no guesses."""
     right = schedule.right_guesses
     return None if right is None else Guesses(str(schedule.index), right, answers)
 
@@ -198,4 +199,4 @@ def _counter(on_progress: OnProgress | None, whole: int) -> Callable[[], object]
 
 
 def _say_nothing(line: str) -> None:
-    """There is nobody to read a start report."""
+    """Drop a line of the start report: nobody reads it."""

@@ -1,7 +1,8 @@
-"""What a verification found, for people (a table and two lines) and for programs (JSON).
+"""Reports what a verification found, for people (a table and two lines) and for programs (JSON).
 
-A verification proves something only if what may not matter did happen: a schedule that was built to preempt must have
-preempted, and the compiled sampler must have drawn whole batches of plain requests. `lacking` says what did not happen.
+A verification proves something only if the events that must not change answers did occur: a schedule built to preempt
+must have preempted, and the compiled sampler must have drawn whole batches of plain requests. `lacking` names the
+events that did not occur.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class Verdict:
 
     Attributes:
         preemptions: how often a sequence was preempted.
-        recomputed: how often a request was preempted with generated tokens in hand, and recomputed.
-        plain_steps: steps that drew tokens for several plain requests and nobody else.
+        recomputed: how often a request was preempted after it had generated tokens, and recomputed.
+        plain_steps: steps that drew tokens for several plain requests and nothing else.
         hit_tokens: positions found in the prefix cache.
-        given_back: blocks that sequences gave back while they ran, since their window had left them.
-        restored: admissions that went on from a checkpoint of recurrent state.
-        drafted: tokens that were guessed and computed.
-        accepted: how many of these were right.
-        accepted_of_model: how many of these the draft model had guessed.
+        given_back: blocks that running sequences gave back because they had left the attention window.
+        restored: admissions that resumed from a checkpoint of recurrent state.
+        drafted: draft tokens that were computed.
+        accepted: how many draft tokens were right.
+        accepted_of_model: how many right draft tokens came from the draft model.
         losses: how often the runner was lost.
-        first: the first request, of the first run that has one, whose outcome differs from the one alone; None if none.
+        first: the first request, in the first run that has one, whose outcome differs from its reference; else None.
         trace: the lines of the schedule's record; () if nothing differs.
     """
 
@@ -82,7 +83,7 @@ class Report:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What the schedules were built for and did not do; without it nothing is proved."""
+        """What the schedules were built for but did not do; as long as anything is lacking, nothing is proved."""
         idle = [
             verdict.schedule.index for verdict in self.verdicts if verdict.schedule.tight and not verdict.recomputed
         ]
@@ -102,25 +103,25 @@ class Report:
 
     @property
     def _expects_states(self) -> bool:
-        """Whether any schedule runs everything twice, and has checkpoints and a cache to find them by."""
+        """Whether any schedule runs everything twice with checkpoints and the prefix cache, which finds them."""
         runs = (verdict.schedule for verdict in self.verdicts)
         return any(each.config.checkpoints and each.cache == "warm" for each in runs)
 
     @property
     def _expects_guesses(self) -> bool:
-        """Whether any schedule guesses, and some request has a second token that could have been guessed."""
+        """Whether any schedule guesses, and some request is long enough for a guess to be right."""
         longest = max(request.stop.max_tokens for request in self.requests)
         return longest > 2 and any(each.schedule.right_guesses is not None for each in self.verdicts)
 
     @property
     def _expects_model(self) -> bool:
-        """Whether any schedule has a draft model, and some request has tokens that it could have guessed."""
+        """Whether any schedule has a draft model, and some request is long enough for its guesses to be right."""
         longest = max(request.stop.max_tokens for request in self.requests)
         return longest > 4 and any(each.schedule.config.draft_context for each in self.verdicts)
 
     @property
     def proved(self) -> bool:
-        """Whether nothing differed, and everything that may not matter did happen."""
+        """Whether nothing differed, and every event that must not change answers did occur."""
         return self.exact and not self.lacking
 
     @property
@@ -129,14 +130,14 @@ class Report:
         return next((verdict for verdict in self.verdicts if verdict.first is not None), None)
 
     def table(self) -> str:
-        """A line of headings, and one line a schedule."""
+        """A line of headings, and one line per schedule."""
         rows = [_COLUMNS, *(_row(verdict) for verdict in self.verdicts)]
         widths = [max(len(str(row[column])) for row in rows) for column in range(len(_COLUMNS))]
         lines = ["  ".join(f"{cell!s:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join(lines)
 
     def coverage_line(self) -> str:
-        """How often what may not matter did happen."""
+        """How often the events occurred that must not change answers."""
         tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
         counted = (
             "preemptions",

@@ -1,9 +1,9 @@
-"""Drawing requests: ragged prompts of random tokens, many with a common beginning, with every sampling parameter.
+"""Draws requests: ragged prompts of random tokens, many with a common prefix, with every sampling parameter.
 
-Requests are of four kinds in fixed shares, because chance alone leaves paths untried: plain ones, which the compiled
-sampler draws alone; ones with a grammar, whose masks are computed together; ones whose log probabilities show every
-token that a penalty counts; and ones with any mixture of parameters. Invariant: the same seed and sizes give the same
-requests.
+Requests are of four kinds in fixed shares, because chance alone leaves paths untried: plain requests, which the
+compiled sampler draws alone; requests with a grammar, whose masks are computed together; requests whose log
+probabilities show every token that a penalty counts; and requests with any mixture of parameters. Invariant: the same
+seed, sizes and model give the same requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 
 _DEALT = (Kind.PLAIN, Kind.MIXED, Kind.PLAIN, Kind.FORMED, Kind.PLAIN, Kind.PENALISED, Kind.PLAIN, Kind.MIXED)
-"""The kinds of successive requests, over and over."""
+"""The kinds of successive requests, repeated."""
 
 _PLAIN_NAMES = frozenset({"temperature", "top_p", "seed"})
 _PENALISED_NAMES = frozenset(
@@ -59,7 +59,7 @@ _THINKING_SHARE = 0.15
 _OPENED_SHARE = 0.8
 _MOST_CHOICES = 3
 
-_FORMS: tuple[dict[str, Any], ...] = (  # those that leave the most tokens to choose from first
+_FORMS: tuple[dict[str, Any], ...] = (  # ordered: the first ones leave the most tokens to choose from
     {"regex": "[a-z]{1,12}( [0-9]+)?"},
     {"json_object": True},
     {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
@@ -71,9 +71,10 @@ _FORMS: tuple[dict[str, Any], ...] = (  # those that leave the most tokens to ch
 def draw_requests(
     count: int, seed: int, vocab: Vocab, *, longest_prompt: int, new_tokens: int
 ) -> tuple[SequenceRequest, ...]:
-    """Exactly `count` sequences with ids `<request>/<choice>`; choices of a request differ in their index alone.
+    """Draw exactly `count` sequences with ids `<request>/<choice>`.
 
-    A request with `best_of` gives all its candidates. The prompt is scored for the first choice, as by the engine.
+    Choices of a request differ only in their index, except that the prompt is scored for the first choice alone, as in
+    the engine. A request with `best_of` yields all its candidates.
     """
     draw = Random(f"requests/{seed}")  # noqa: S311 - a workload, not a secret
     requests: list[SequenceRequest] = []
@@ -124,9 +125,9 @@ def _sequences(
 
 
 def draw_prompt(draw: Random, vocab_size: int, longest: int, earlier: Sequence[Prompt]) -> Prompt:
-    """A prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`.
+    """Draw a prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`.
 
-    Some go on like another one of them, at the same positions: a block there has known tokens after a new beginning.
+    Some continue like another earlier prompt, at the same positions: a block there has known tokens after a new prefix.
     """
     shared: Prompt = ()
     if earlier and draw.random() < _SHARED_SHARE:
@@ -140,7 +141,7 @@ def draw_prompt(draw: Random, vocab_size: int, longest: int, earlier: Sequence[P
 
 
 def _draw_dealt(draw: Random, number: int, vocab: Vocab, new_tokens: int) -> SamplingParams:
-    """Parameters of the kind that request `number` is dealt; the forms of answers are dealt too."""
+    """Draw parameters of the kind dealt to request `number`; the forms of answers are dealt in turn too."""
     rounds, at = divmod(number, len(_DEALT))
     match _DEALT[at]:
         case Kind.PLAIN:
@@ -156,7 +157,7 @@ def _draw_dealt(draw: Random, number: int, vocab: Vocab, new_tokens: int) -> Sam
 
 
 def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
-    """A request that nothing ends before its last token: the preemptions that it causes are certain."""
+    """Draw a plain request; nothing ends it before its last token, so the preemptions that it causes are certain."""
     return SamplingParams(
         temperature=round(draw.uniform(0.7, 1.5), 3),
         top_p=draw.choice((1.0, 0.95, 0.8)),
@@ -167,7 +168,7 @@ def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
 
 
 def _draw_penalised(draw: Random, new_tokens: int) -> SamplingParams:
-    """No filter is among the parameters: the log probability of any token then depends on the penalties of all."""
+    """Draw penalties without any filter, so that every token's log probability depends on the penalties of all."""
     return SamplingParams(
         temperature=round(draw.uniform(0.7, 0.95), 3),
         presence_penalty=draw.choice((0.7, -1.5)),
@@ -181,10 +182,11 @@ def _draw_penalised(draw: Random, new_tokens: int) -> SamplingParams:
 
 
 def draw_params(draw: Random, vocab: Vocab, new_tokens: int, *, formed: bool | None = None) -> SamplingParams:
-    """Any mixture of all parameters, each drawn independently; `formed` says whether there is a grammar.
+    """Draw any mixture of all parameters, each independently.
 
-    Log probabilities are always asked for, in any mode. Parameters that contradict a grammar are not drawn with one.
-    Few requests end before their last token, because short ones put no pressure on the others.
+    `formed` says whether there is a grammar; None leaves it to chance. Log probabilities are always requested, in any
+    mode. Parameters that contradict a grammar are not drawn with one. Few requests end before their last token, because
+    short ones put no pressure on the others.
     """
     greedy, by_luck = draw.random() < _GREEDY_SHARE, draw.random() < _FORMED_SHARE
     formed = by_luck if formed is None else formed
@@ -207,7 +209,7 @@ def draw_params(draw: Random, vocab: Vocab, new_tokens: int, *, formed: bool | N
 
 
 def _draw_filters(draw: Random) -> dict[str, Any]:
-    """Parameters of a random draw, with a seed."""
+    """Parameters of random sampling, with a seed."""
     return {
         "temperature": draw.choice((1.0, round(draw.uniform(0.2, 1.8), 3))),
         "top_k": draw.choice((0, 0, 1, 5, 40)),
@@ -222,7 +224,7 @@ def _draw_filters(draw: Random) -> dict[str, Any]:
 
 
 def _draw_shifts(draw: Random, vocab: Vocab) -> dict[str, Any]:
-    """Parameters that move logits, before temperature, by the tokens so far."""
+    """Parameters that shift logits, before temperature, depending on the tokens so far."""
     return {
         "presence_penalty": draw.choice((0.0, 0.0, 0.7, -1.5)),
         "frequency_penalty": draw.choice((0.0, 0.0, 0.4, 2.0)),

@@ -1,8 +1,8 @@
-"""Running requests through the real scheduler and a runner, alone or by a schedule, and collecting their outcomes.
+"""Runs requests through the real scheduler and a runner, alone or in a schedule, and collects their outcomes.
 
-There is no HTTP here and there are no threads. Generated tokens go through the engine's own detokenizer and stop
-strings, so that a stop string ends a sequence while others go on. Every run is recorded as a trace that
-`penstock.core.trace` replays, and counts what its schedule was built for: preemptions and plain batches.
+Uses neither HTTP nor an engine thread. Generated tokens go through the engine's own detokenizer and stop strings, so a
+stop string ends a sequence while others continue. Every run is recorded as a trace that `penstock.core.trace` replays,
+and counts what its schedule was built for, such as preemptions and plain batches.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class ScheduleCrashed(EngineFault):
     """A step raised, or left the scheduler in a state that its invariants forbid.
 
     Attributes:
-        index: of the schedule.
-        trace: what was recorded up to the crash.
+        index: the schedule's index.
+        trace: the record up to the crash.
     """
 
     def __init__(self, index: int, steps: int, error: Exception, trace: tuple[str, ...]) -> None:
@@ -70,12 +70,12 @@ class Outcome:
 
     Attributes:
         tokens: the generated ids.
-        logprobs: of each token, by the request's `logprobs_mode`; 0.0 if it asked for none.
+        logprobs: log probability of each token, by the request's `logprobs_mode`; 0.0 if it asked for none.
         failure: why it failed; "" if it did not.
-        tops: the top tokens at the place of each.
+        tops: the top tokens at each token's position.
         ranks: the rank of each token by likelihood, from 1; 0 if the request asked for no log probabilities.
         text: the text of the answer.
-        end: why it ended, in a word, and the stop string that ended it.
+        end: the finish reason, and the stop string that ended it.
         prompt: (place, log probability, top tokens, rank) of prompt tokens, if the request asked for them.
     """
 
@@ -96,16 +96,17 @@ class ScheduleRun:
     Attributes:
         outcomes: by request id, one mapping for each repetition.
         preemptions: how often a sequence was preempted.
-        recomputed: how often a request was admitted again with generated tokens to recompute; strangers do not count.
-        plain_steps: steps that drew tokens for two or more plain requests, and for nobody else.
+        recomputed: how often a preempted request was admitted again with generated tokens to recompute; strangers and
+            readmissions after a loss of the runner do not count.
+        plain_steps: steps that drew tokens for two or more plain requests, and for nothing else.
         hit_tokens: positions that admissions found in the prefix cache.
-        given_back: blocks that sequences gave back while they ran, since their window had left them.
-        restored: admissions that went on from a checkpoint of recurrent state.
-        drafted: tokens that were guessed and computed.
-        accepted: how many of these were right.
-        accepted_of_model: how many of these the draft model had guessed.
+        given_back: blocks that running sequences gave back because they had left the attention window.
+        restored: admissions that resumed from a checkpoint of recurrent state.
+        drafted: draft tokens that were computed.
+        accepted: how many draft tokens were right.
+        accepted_of_model: how many right draft tokens came from the draft model.
         losses: how often the runner was lost.
-        records: the trace, one function a line.
+        records: the trace, one function per line.
     """
 
     outcomes: tuple[dict[str, Outcome], ...]
@@ -124,15 +125,15 @@ class ScheduleRun:
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """The lines of the record, without line ends; encoded only now, because most runs are exact."""
+        """The lines of the record, without line ends; encoded only on request, because most runs are exact."""
         return _encoded(self.records)
 
 
 class _Watch:
-    """Counts, plan by plan, what a schedule was built for. Owned by the drive.
+    """Counts, plan by plan, the events that a schedule was built for. Owned by the drive.
 
     Args:
-        schedule: whose requests count; None counts nothing.
+        schedule: the schedule whose requests count; None counts nothing.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -145,7 +146,7 @@ class _Watch:
         self.plain_steps = 0
 
     def lose(self) -> None:
-        """The runner is gone: who comes back now was not preempted."""
+        """Note that the runner is gone: sequences that come back now were not preempted."""
         self._excused.update(self._owners.values())
         self._owners.clear()
 
@@ -183,7 +184,7 @@ class _Live:
         self._text.append(self._choice.push(event.token, event.logprob).text)
 
     def outcome(self, finished: Finished | None) -> Outcome:
-        """Its outcome; `finished` is None if a stop string ended it."""
+        """The outcome; `finished` is None if a stop string ended the request."""
         reason = FinishReason.STOP if finished is None else finished.reason
         if finished is not None:
             self._text.append(self._choice.finish().text)
@@ -200,10 +201,10 @@ class _Live:
 
 
 class _Drive:
-    """A scheduler and a runner that are stepped and recorded. Owned by the function that made it.
+    """Steps and records a scheduler and a runner. Owned by the function that made it.
 
     Attributes:
-        outcomes: of requests that finished and were not aborted; whoever reads them takes them out.
+        outcomes: by id, of requests that finished and were not aborted; the reader removes them.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class _Drive:
         """Plan, run and commit; returns the ids of sequences that finished. There must be work.
 
         Raises:
-            EngineFault: the scheduler has work and does none of it.
+            EngineFault: the scheduler has work, but its plan has no rows.
         """
         drafts = () if self._guesser is None else self._guesser.guess(self.scheduler.draftable())
         if drafts:
@@ -256,7 +257,7 @@ class _Drive:
         return [event.seq_id for event in self.scheduler.commit(plan, result) if self._ends(event)]
 
     def _lose_runner(self) -> list[str]:
-        """As an engine does where the runner's process was killed: another one computes everything again."""
+        """Do as the engine does when the runner's process was killed: a new runner computes everything again."""
         self.losses += 1
         self.watch.lose()
         events = self.scheduler.fail_step(killed=True)
@@ -267,7 +268,7 @@ class _Drive:
         return [event.seq_id for event in events if self._ends(event)]
 
     def _ends(self, event: SeqEvent) -> bool:
-        """Note an event; true if it is its sequence's last."""
+        """Note an event; return whether it is its sequence's last."""
         live = self._live.get(event.seq_id)
         if live is None:  # a stop string ended it earlier in this step
             return False
@@ -302,10 +303,10 @@ class _Drive:
 def run_alone(target: Target, request: SequenceRequest) -> Outcome:
     """The reference: one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache.
 
-    It keeps all its blocks, whatever its window has left: giving them back is among what must not matter.
+    It keeps all its blocks, even outside its attention window: giving them back must not matter.
 
     Raises:
-        EngineFault: it fails, and there is nothing to compare with.
+        EngineFault: the request fails, so there is nothing to compare with.
     """
     tokens = len(request.prompt) + request.stop.max_tokens
     config = SchedulerConfig(
@@ -333,13 +334,13 @@ def run_schedule(
     """Run everything in a schedule, and check the scheduler's invariants afterwards.
 
     Args:
-        target: what runs it.
-        schedule: how.
+        target: makes the runner.
+        schedule: the schedule to run.
         on_finished: called whenever a request that is not a stranger is complete.
-        guesser: guesses what comes next; None for nobody.
+        guesser: guesses the next tokens; None for no guesses.
 
     Raises:
-        ScheduleCrashed: it could not be run to its end.
+        ScheduleCrashed: the schedule could not be run to its end.
     """
     target.set_threads(schedule.threads)
     drive = _Drive(target, schedule.config, schedule, guesser)
@@ -368,7 +369,7 @@ def run_schedule(
 
 
 def _run_all(drive: _Drive, schedule: Schedule, on_finished: OnFinished) -> dict[str, Outcome]:
-    """One repetition of a schedule, from its own step 0 on; the outcomes of all requests except strangers."""
+    """Run one repetition of a schedule, from its own step 0; return the outcomes of all requests except strangers."""
     counted = {arrival.request.id for arrival in schedule.arrivals}
     coming = deque(sorted((*schedule.arrivals, *(s.arrival for s in schedule.strangers)), key=_step_of))
     leaving = deque(sorted((s.arrival.step + s.life, s.arrival.request.id) for s in schedule.strangers))

@@ -1,7 +1,7 @@
-"""Drawing schedules: the circumstances of a request that must not change its answer.
+"""Draws schedules: the circumstances of a request that must not change its answer.
 
-A schedule has batch, chunk and block sizes, a cache state, memory pressure, threads, the order and times of arrival,
-and strangers who come and are aborted. Invariants: the same seed, budget and requests give the same schedules; every
+A schedule has batch, chunk and block sizes, a cache state, memory pressure, threads, order and times of arrival, and
+strangers that arrive and are aborted. Invariants: the same seed, options and requests give the same schedules; every
 request fits every schedule's pool; schedule 0 has the sizes that the operator serves with.
 """
 
@@ -22,17 +22,17 @@ from penstock.verify.vocab import Vocab
 __all__ = ["Arrival", "Schedule", "Stranger", "draw_schedules"]
 
 _BLOCK_SIZES = (1, 2, 3, 5, 8, 16, 16, 32)
-_TIGHT_BLOCK_SIZES = (1, 2, 3, 5, 8)  # small blocks: sequences outgrow their leases often, and somebody must yield
+_TIGHT_BLOCK_SIZES = (1, 2, 3, 5, 8)  # small blocks: sequences often outgrow their leases, and one must yield
 _FEWEST_TIGHT_SEQS = 4
 _LONGEST_LIFE = 12
 _ATTEMPTS = 16
 _RIGHT_GUESSES = (None, None, 0.5, 0.7)
-"""In turn, so that tight schedules and others guess, and others of both do not; none does with `--no-speculate`."""
+"""Taken in turn, so that some tight and some other schedules guess, and the rest do not; with `--no-speculate` none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request is submitted before step `step`; ties keep the order of the schedule."""
+    """A request that is submitted before step `step`; ties keep the order of the schedule."""
 
     step: int
     request: SequenceRequest
@@ -40,7 +40,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A request that shares batch and cache with the others and is aborted `life` steps after it came."""
+    """A request that shares batch and cache with the others and is aborted `life` steps after its arrival."""
 
     arrival: Arrival
     life: int
@@ -51,13 +51,13 @@ class Schedule:
     """One way to run all requests together.
 
     Attributes:
-        config: what the scheduler is told.
-        runs: how often all requests are run, one time after another, on the same scheduler and KV memory; the second
-            run finds what the first one cached.
-        tight: the pool is too small for everybody who runs, so that requests must be preempted.
-        by_kind: requests of a kind arrive together, so that whole batches are of that kind.
+        config: the scheduler's configuration.
+        runs: how often all requests are run, one run after another, on the same scheduler and KV memory; the second run
+            finds what the first one cached.
+        tight: whether the pool is too small for all running requests, so that some must be preempted.
+        by_kind: whether requests of a kind arrive together, so that whole batches are of that kind.
         arrivals: in order of submission.
-        right_guesses: the chance that a token is right that is guessed for a row; None: nobody guesses.
+        right_guesses: the chance that a guessed token is right; None if nothing is guessed.
         losses: steps in which the runner is lost, with all that it had in memory.
     """
 
@@ -81,13 +81,13 @@ class Schedule:
 
     @property
     def arrivals_in_words(self) -> str:
-        """When the requests come: all `at once`, or until which step."""
+        """When the requests arrive: all `at once`, or until which step."""
         last = self.arrivals[-1].step
         return f"until {last}" if last else "at once"
 
     @property
     def can_batch_plain(self) -> bool:
-        """Whether two plain requests can meet here with nobody else: they come together, into two slots or more."""
+        """Whether a batch of only plain requests can occur: several arrive together, and there are several slots."""
         plain = sum(is_plain(arrival.request) for arrival in self.arrivals)
         return self.by_kind and plain > 1 and self.config.max_num_seqs > 1
 
@@ -97,16 +97,16 @@ class Seen(Protocol):
 
     @property
     def recomputed(self) -> int:
-        """How often a request was preempted with generated tokens in hand."""
+        """How often a request was preempted after it had generated tokens, and recomputed."""
 
     @property
     def plain_steps(self) -> int:
-        """Steps that drew for several plain requests and nobody else."""
+        """Steps that drew for several plain requests and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """The part of a schedule that is dealt rather than drawn, so that few schedules already meet every case."""
+    """The part of a schedule that is dealt rather than drawn, so that a few schedules already cover every case."""
 
     tight: bool
     by_kind: bool
@@ -129,26 +129,26 @@ def draw_schedules(
     served_blocks: int = 0,
     draft_context: int = 0,
 ) -> tuple[Schedule, ...]:
-    """Schedule 0 with the sizes of `served`, and drawn ones after it.
+    """Draw schedules: schedule 0 with the sizes of `served`, the others at random.
 
     Args:
-        count: how many.
-        seed: of all of them.
-        requests: what they run.
+        count: number of schedules.
+        seed: of everything that is drawn.
+        requests: the requests that each schedule runs.
         served: the operator's options.
-        vocab: for the prompts of strangers.
-        threads: the operator's number; drawn schedules use others too.
-        model_digest: names the model in block keys.
+        vocab: for the prompts and parameters of strangers.
+        threads: the operator's number of threads; drawn schedules use others too.
+        model_digest: identifies the model in block keys.
         window: see `SchedulerConfig.window`.
-        stateful: the model carries recurrent state: schedules have checkpoints, few and many.
+        stateful: whether the model carries recurrent state; schedules then have checkpoints, few or many.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
-            plain requests as often as its traits ask for; then the best of them is taken.
+            plain requests as often as its traits ask for; failing that, the best attempt is taken.
         served_blocks: KV blocks of schedule 0; 0 for as many as all requests together need.
-        draft_context: positions that the draft model can compute, which guesses in two schedules of three, alone and
-            beside other guesses; 0 for none.
+        draft_context: positions that the draft model can compute; 0 for no draft model. It guesses in two schedules of
+            three, alone or beside other guesses.
 
     Raises:
-        ConfigError: a request alone needs more than `served_blocks`.
+        ConfigError: a single request needs more than `served_blocks`.
     """
     schedules = []
     for index in range(count):
@@ -178,9 +178,9 @@ def _guessing(attempts: Iterable[Schedule], right: float | None, draft_context: 
 
 
 def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
-    """The runner is lost once or twice, early enough that some requests are not done.
+    """Lose the runner in two steps, early enough that some requests are not done.
 
-    Not in a schedule that is built to preempt: who comes back after a loss comes one by one, and may find room.
+    Not in a schedule that is built to preempt: after a loss, requests come back one by one and may all find room.
     """
     for drawn in attempts:
         if drawn.tight:
@@ -191,7 +191,7 @@ def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
 
 
 def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> Schedule:
-    """The first attempt that does all it should, or else the one that does most of it."""
+    """The first attempt that does all that it was built for, else the one that does most of it."""
     found: list[tuple[float, Schedule]] = []
     for schedule in attempts:
         fulfilled = _fulfilled(schedule, dry_run)
@@ -202,9 +202,9 @@ def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> 
 
 
 def _fulfilled(schedule: Schedule, dry_run: Callable[[Schedule], Seen]) -> float:
-    """The share of what a schedule was built for that happens in it, 1 for all.
+    """The share of what a schedule was built for that happens in it; 1 for all.
 
-    A tight one should recompute a request for every four there are, one that comes by kind should have plain batches.
+    A tight schedule should recompute one request in four; a schedule with arrivals by kind should have plain batches.
     """
     if not schedule.tight and not schedule.can_batch_plain:
         return 1
@@ -245,10 +245,10 @@ def _draw_schedule(
 
 
 def _deal(index: int, served: EngineConfig) -> _Traits:
-    """What schedule `index` is about.
+    """The traits of schedule `index`.
 
-    Every second one is tight, and the cache is warm, cold and off in turn: all pairs within six schedules. Requests
-    come by kind where it is tight, and in every second one of the others.
+    Every second schedule is tight, and the cache is warm, cold and off in turn: all pairs within six schedules.
+    Requests arrive by kind in tight schedules and in every second one of the others.
     """
     if index == 0:
         return _Traits(False, True, served.prefix_caching, runs=2 if served.prefix_caching else 1)
@@ -286,7 +286,7 @@ def _draw_config(
     spare = draw.randint(0, 2) if traits.tight else 0
     chunk = 2 * max(len(request.prompt) for request in everyone)
     if traits.tight and window is not None:
-        chunk = min(chunk, window)  # else the pool, which holds a chunk, is wide for all who see no more than a window
+        chunk = min(chunk, window)  # else the pool, which must hold a chunk, is not tight for windows
     sizes = SchedulerConfig(
         num_blocks=1,
         block_size=block_size,
@@ -301,7 +301,7 @@ def _draw_config(
 
 
 def _with_checkpoints(draw: Random, schedule: Schedule, served: EngineConfig) -> Schedule:
-    """Checkpoints of recurrent state: in schedule 0 at the operator's interval, in others few or many, near and far."""
+    """Add checkpoints: in schedule 0 at the operator's interval, in others few or many, at short or long intervals."""
     config = schedule.config
     size, seqs = config.block_size, config.max_num_seqs
     if schedule.index == 0:
@@ -312,7 +312,7 @@ def _with_checkpoints(draw: Random, schedule: Schedule, served: EngineConfig) ->
 
 
 def _needs(everyone: Iterable[SequenceRequest], sizes: SchedulerConfig) -> list[int]:
-    """The most blocks that each may need, whatever the number of blocks in `sizes`."""
+    """The most blocks that each request may need; `num_blocks` of `sizes` does not matter."""
     return [sizes.most_blocks(_most_tokens(request)) for request in everyone]
 
 
@@ -325,7 +325,7 @@ def _most_tokens(request: SequenceRequest) -> int:
 
 
 def _draw_arrivals(draw: Random, requests: Sequence[SequenceRequest]) -> tuple[Arrival, ...]:
-    """In any order; all at once, or spread over more and less time than they take."""
+    """Draw arrivals in any order: all at once, or spread over one or two steps per request."""
     span = draw.choice((0, 1, 2)) * len(requests)
     steps = sorted(draw.randint(0, span) for _ in requests)
     shuffled = draw.sample(requests, k=len(requests))
@@ -333,9 +333,9 @@ def _draw_arrivals(draw: Random, requests: Sequence[SequenceRequest]) -> tuple[A
 
 
 def _draw_arrivals_by_kind(draw: Random, requests: Sequence[SequenceRequest], traits: _Traits) -> tuple[Arrival, ...]:
-    """Kind after kind, each at once and in any order; the plain ones first where memory is tight.
+    """Draw arrivals kind by kind, each kind at once and in any order; in tight schedules the plain kind is first.
 
-    A kind comes while the one before still runs, but not before that had some steps to itself.
+    A kind arrives while the one before it still runs, but only after that one had some steps to itself.
     """
     kinds = draw.sample(tuple(Kind), k=len(Kind))
     if traits.tight:
@@ -350,7 +350,7 @@ def _draw_arrivals_by_kind(draw: Random, requests: Sequence[SequenceRequest], tr
 
 
 def _draw_strangers(draw: Random, requests: Sequence[SequenceRequest], vocab: Vocab) -> tuple[Stranger, ...]:
-    """One for every four requests, with prompts that begin like theirs, aborted before, in or after their prompts."""
+    """Draw strangers: one, and one per four requests, with similar prompts, aborted before, in or after them."""
     prompts = [request.prompt for request in requests]
     longest = max(requests, key=_most_tokens)
     strangers = []

@@ -1,6 +1,6 @@
 """What is verified: a model behind the `Runner` port, and the settings outside the plan that must not matter.
 
-The rest of this room meets the model through this value only, so that any runner can stand in for it.
+The rest of this package runs the model only through this value, so that any runner can stand in for it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Target:
     """Something that runs plans of any sizes.
 
     Attributes:
-        vocab_size: token ids are drawn below it.
+        vocab_size: token ids are drawn from `range(vocab_size)`.
         max_positions: length of the context.
-        make_runner: a runner with fresh KV memory, for plans of a scheduler with this configuration.
+        make_runner: makes a runner with fresh KV memory, for plans of a scheduler with this configuration.
         set_threads: sets the number of compute threads of runners that are made from then on.
-        threads: how many there are unless a schedule says otherwise.
-        model_digest: names the model in block keys.
-        text: its tokenizer and chat template.
+        threads: the number of compute threads unless a schedule says otherwise.
+        model_digest: identifies the model in block keys.
+        text: the model's tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
         window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
-        stateful: whether it carries recurrent state, for which schedules have checkpoints.
-        blocks_for: the KV blocks that so many bytes hold, by bytes and block size.
-        draft_context: positions that its draft model can compute; 0 where it has none.
+        stateful: whether the model carries recurrent state, for which schedules have checkpoints.
+        blocks_for: (bytes, block size) -> number of KV blocks that fit.
+        draft_context: positions that the draft model can compute; 0 if there is none.
     """
 
     vocab_size: int
@@ -61,12 +61,12 @@ class Target:
         grammars: Grammars | None = None,
         draft: LoadedModel | None = None,
     ) -> Target:
-        """A loaded model; `threads` is the option of that name, 0 for one thread per physical core.
+        """The target for a loaded model; `threads` is the option of that name, 0 for one thread per physical core.
 
-        With `draft` its runners have a draft model, where the scheduler asks for guesses.
+        With `draft`, its runners have a draft model if the scheduler's configuration asks for guesses.
 
         Raises:
-            ConfigError: it only embeds.
+            ConfigError: the model only embeds.
         """
         if loaded.program.looks_ahead:
             raise ConfigError("model", "only embeds, and what is verified is generated")
@@ -81,7 +81,7 @@ class Target:
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = on_threads.kv_store(config.num_blocks, config.block_size)
-            kv.fill_with_nan()  # reading a position that was never written then shows in the result
+            kv.fill_with_nan()  # makes a read of a position that was never written show in the result
             states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0)
             if states is not None:
                 states.fill_with_nan()

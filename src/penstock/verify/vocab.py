@@ -1,4 +1,4 @@
-"""What drawing requests needs from a model: token ids, some tokens' texts, and parameters resolved as by the engine.
+"""What is needed of a model to draw requests: token ids, some tokens' texts, and parameters resolved as in the engine.
 
 Invariant: immutable, and the same for the same model.
 """
@@ -30,11 +30,11 @@ class Vocab:
     """The vocabulary of one model.
 
     Attributes:
-        vocab_size: token ids are drawn below it.
+        vocab_size: token ids are drawn from `range(vocab_size)`.
         words: texts of some tokens, spread over the vocabulary.
         ends: the model's end-of-sequence ids.
         terms: turns texts in parameters into ids, as the engine does at admission.
-        grammars: None if no request is to have a grammar.
+        grammars: checks grammars; None if no request is to have one.
     """
 
     vocab_size: int
@@ -51,7 +51,7 @@ class Vocab:
         return cls(size, _words(text.tokenizer, size), text.eos_token_ids, terms, target.grammars)
 
     def resolve(self, params: SamplingParams) -> SamplingSpec:
-        """`params` as the runner gets them, without those that contradict the others or this model."""
+        """`params` as the runner gets them, without parameters that contradict the others or this model."""
         spec = params.spec()
         if params.best_of is not None and not spec.has("logprobs"):
             spec = spec.put("logprobs", 0)
@@ -64,7 +64,7 @@ class Vocab:
                 spec = spec.without(error.param)
 
     def rules(self, params: SamplingParams) -> StopRules:
-        """What ends such a request, the model's end-of-sequence ids included."""
+        """The stop rules of a request with `params`, the model's end-of-sequence ids included."""
         rules = params.stop_rules()
         ends = frozenset[int]() if rules.ignore_eos else self.ends
         return replace(rules, token_ids=tuple(sorted(ends.union(rules.token_ids))))
