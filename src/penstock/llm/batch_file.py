@@ -1,9 +1,9 @@
 """OpenAI batch files: each line of one file is a request, each line of another its answer.
 
-A line's body is sent as an HTTP request to whatever `run_lines` is given, so it means the same as over HTTP. Decided
-here is what a line must be, which lines are answered already, and how many are in flight at once.
+A line's body is sent as an HTTP request through the `send` given to `run_lines`, so it means the same as over HTTP.
+Decides what a valid line is, which lines are answered already, and how many are in flight at once.
 Invariants: at most `most_in_flight` lines are in memory; every line of the input has exactly one line in the results or
-the errors when a run ends; a run that was interrupted goes on where it stopped.
+the errors when a run ends; an interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LINE_FIELDS = (
 )
 MAX_ID_CHARS = 512
 MAX_LINE_BYTES = 16 * 1024 * 1024
-"""More than any body that the server takes, so that what is in between is refused by the server itself."""
+"""More than any body that the server takes, so that a body somewhat too large is refused by the server itself."""
 
 BEGINNING = b'{"id":"batch_req_'
-"""How every line that is written here begins."""
+"""The beginning of every line that is written here."""
 
 NOT_OURS = "is no answer of this command; give another file"
 
@@ -46,7 +46,7 @@ BAD = 400
 
 
 class HttpAnswer(Protocol):
-    """A whole HTTP answer, from wherever it comes."""
+    """A complete HTTP answer, from any transport."""
 
     @property
     def status(self) -> int:
@@ -55,12 +55,12 @@ class HttpAnswer(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names are found in lower case."""
+        """By lower-case name."""
         ...
 
     @property
     def body(self) -> bytes:
-        """All of it."""
+        """The complete body."""
         ...
 
 
@@ -104,7 +104,7 @@ class Answered:
 
 
 def count_lines(source: Path) -> int:
-    """Lines that are not blank, without keeping any.
+    """Count the lines that are not blank, without keeping them in memory.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -113,10 +113,10 @@ def count_lines(source: Path) -> int:
 
 
 def read_answered(files: BatchFiles) -> Answered:
-    """What earlier runs answered; a last line that was cut off by an interruption is removed from its file.
+    """The lines that earlier runs answered; a last line that was cut off by an interruption is removed from its file.
 
     Raises:
-        ConfigError: a file holds something other than answers.
+        ConfigError: a file holds something other than answers, or cannot be read and written.
     """
     found = Answered()
     for path in {files.results, files.errors}:
@@ -135,7 +135,7 @@ def _note_file(found: Answered, path: Path) -> None:
             if raw.endswith(b"\n"):
                 _note_answer(found, raw, f"{path}:{number}")
                 whole += len(raw)
-            elif raw[: len(BEGINNING)] != BEGINNING[: len(raw)]:  # not ours: it must not be cut
+            elif raw[: len(BEGINNING)] != BEGINNING[: len(raw)]:  # not written here: it must not be cut
                 raise ConfigError(f"{path}:{number}", NOT_OURS)
         file.truncate(whole)
 
@@ -155,7 +155,7 @@ def _note_answer(found: Answered, raw: bytes, place: str) -> None:
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
     """(line number from 1, line) of every line that is not blank.
 
-    A line that is longer than allowed is cut short, so that it is not JSON any more; the rest of it is dropped.
+    A line that is too long is cut, so that it is not JSON any more; its rest is dropped.
     """
     try:
         with path.open("rb") as file:
@@ -174,17 +174,17 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 async def run_lines(
     files: BatchFiles, send: Send, most_in_flight: int, on_line: Callable[[], None] = lambda: None
 ) -> BatchCounts:
-    """Answer every line that has no answer yet; results are appended in the order in which they come.
+    """Answer every line that has no answer yet; results are appended in the order in which they arrive.
 
     Args:
         files: see `BatchFiles`.
         send: sends one request and returns its answer.
-        most_in_flight: lines under way at once, at least 1.
-        on_line: called once a line, skipped ones included.
+        most_in_flight: most lines in flight at once, at least 1.
+        on_line: called once per line, skipped lines included.
 
     Raises:
         ConfigError: a file cannot be used.
-        EngineDead: nothing can be served any more; the lines that are left can be run again.
+        EngineDead: nothing can be served any more; the remaining lines can be run again.
     """
     answered = read_answered(files)
     with contextlib.ExitStack() as open_files:
@@ -219,7 +219,7 @@ class _Run:
         self._working = 0
 
     async def all(self, source: Path, most_in_flight: int) -> None:
-        """Every line, `most_in_flight` at once."""
+        """Run every line, at most `most_in_flight` at once."""
         room = asyncio.Semaphore(most_in_flight)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -227,14 +227,14 @@ class _Run:
                     await room.acquire()
                     task = tasks.create_task(self._one(number, raw))
                     task.add_done_callback(lambda _: room.release())
-        except ExceptionGroup as group:  # no `except*`: what it raises some versions of Python wrap in a group again
+        except ExceptionGroup as group:  # not `except*`: some versions of Python wrap what it raises in a group again
             ours, others = group.split(PenstockError)
             if ours is None or others is not None:
                 raise
             raise ours.exceptions[0] from None
 
     async def _one(self, number: int, raw: bytes) -> None:
-        if number in self._answered.lines:  # an earlier run has said what is wrong with it
+        if number in self._answered.lines:  # an earlier run reported what is wrong with it
             self._skip()
             return
         custom_id: str | None = None
@@ -258,7 +258,7 @@ class _Run:
         """The line's id, which no later line may have.
 
         Raises:
-            RequestError: it has none, or another line's.
+            RequestError: the id is missing, empty, too long, or an earlier line's.
         """
         custom_id = _text(given, "custom_id")
         if not 0 < len(custom_id) <= MAX_ID_CHARS:
@@ -281,7 +281,7 @@ class _Run:
         return _record(custom_id, response, None)
 
     async def _until_taken(self, url: str, body: bytes) -> HttpAnswer:
-        """Send again while the queue is full. A request that is refused while nothing else is in flight never fits."""
+        """Send, again while the queue is full. A request that is refused while nothing else is in flight never fits."""
         alone = False
         while True:
             self._working += 1
@@ -314,7 +314,7 @@ def _request(given: JsonObject) -> tuple[str, JsonObject]:
     """Path and body of a line's request.
 
     Raises:
-        RequestError: a batch cannot ask for it.
+        RequestError: the line is not a request that a batch can make.
     """
     if _text(given, "method") != "POST":
         raise InvalidParameter("method", "method must be POST.")
@@ -339,7 +339,7 @@ def _text(given: JsonObject, name: str) -> str:
 
 
 def _refusal(custom_id: str | None, number: int, error: RequestError) -> JsonObject:
-    """The record of a line that is not a request. It has the line number, since the id may be missing or not unique."""
+    """The record of an invalid line. It has the line number, because the id may be missing or not unique."""
     what = {"code": error.code, "message": error.message, "param": error.param or None, "line": number}
     return _record(custom_id, None, what)
 

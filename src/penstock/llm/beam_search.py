@@ -1,16 +1,17 @@
-"""Beam search: the most likely continuations of a prompt, sought among many that grow side by side.
+"""Beam search: finds the most likely continuations of a prompt by growing several of them in parallel.
 
-Decides which continuations grow on, which are complete and when the search is over. Every step has the engine generate
-one more token after each beam, with its top alternatives; the prefix cache makes the shared past cheap.
-Knows no engine: whoever drives a search answers its queries.
+Decides which continuations keep growing, which are complete and when the search ends. In each step the engine generates
+one more token after each beam, with the top alternatives; the prefix cache makes the shared past cheap.
+Does not call the engine: whoever drives a search answers its queries.
 
-The rules are `transformers`' own (`num_beams`, `early_stopping=False`): of all continuations by one token the
-most likely are looked at; those among the first `beam_width` that end are complete, and the first `beam_width` of the
-others grow on. A complete one is scored by its summed log probability over its generated length to the power of
-`length_penalty`. The search ends when `beam_width` are complete and the most likely growing one, scored as if it ended
-now, is no better than the worst of them, or when `max_tokens` are reached: then what grows is complete too. The search
-goes back to Graves, "Sequence transduction with recurrent neural networks" (2012); dividing by a length, there with
-another denominator, to Wu et al., "Google's neural machine translation system" (2016), section 7.
+The rules are `transformers`' own (`num_beams`, `early_stopping=False`). All one-token extensions of the beams are
+ranked by likelihood: extensions among the first `beam_width` that end are complete, and the first `beam_width` that do
+not end keep growing. A complete continuation is scored by its summed log probability over its generated length to the
+power of `length_penalty`. The search ends when `beam_width` are complete and the most likely growing one, scored as if
+it ended now, is no better than the worst complete one; or when `max_tokens` are reached, where the first `beam_width`
+extensions are complete in any case. Beam search goes back to Graves, "Sequence transduction with recurrent neural
+networks" (2012); dividing by a length, there with another denominator, to Wu et al., "Google's neural machine
+translation system" (2016), section 7.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """How a beam search is made, in vLLM's names.
+    """The parameters of a beam search, under vLLM's names.
 
     Attributes:
-        beam_width: how many continuations grow at once, and how many are returned at most.
-        max_tokens: most tokens to generate.
-        ignore_eos: nothing is complete before `max_tokens`.
-        temperature: probabilities are those at this temperature; 0, like 1, takes the model's own.
-        length_penalty: the power of the length that a sum of log probabilities is divided by: 0 favours short ones, 1
-            compares means, more favours long ones.
+        beam_width: how many continuations grow at once, and the most that are returned.
+        max_tokens: the most tokens to generate.
+        ignore_eos: let no continuation end before `max_tokens`.
+        temperature: rank by the probabilities at this temperature; 0, like 1, takes the model's own.
+        length_penalty: a sum of log probabilities is divided by the length to this power: 0 favours short
+            continuations, 1 compares means, more favours long ones.
 
     Raises:
-        InvalidParameter: naming the field whose value has the wrong type or lies out of range.
+        InvalidParameter: a value has the wrong type or is out of range; names the field.
     """
 
     beam_width: int
@@ -68,14 +69,14 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One continuation that was found, whole.
+    """A prompt with one complete continuation.
 
     Attributes:
-        tokens: those of the prompt, then the generated ones, an end-of-sequence id included.
-        text: all of `tokens` as text, special tokens written out.
+        tokens: the prompt's tokens, then the generated ones; an end-of-sequence id is included.
+        text: all of `tokens` as text, with special tokens written out.
         cum_logprob: sum of the generated tokens' log probabilities.
-        score: what it was ranked by.
-        logprobs: one `{token id: Logprob}` a generated token: the top tokens at its position.
+        score: the value by which continuations are ranked.
+        logprobs: one `{token id: Logprob}` per generated token: the top tokens at its position.
         finish_reason: "stop" for an end-of-sequence id, "length" for `max_tokens`.
         stop_reason: that id; None for "length".
     """
@@ -91,14 +92,14 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """What was found for one prompt: at most `beam_width` sequences, best first."""
+    """The result for one prompt: at most `beam_width` sequences, best first."""
 
     sequences: list[BeamSearchSequence]
 
 
 @dataclass(frozen=True, slots=True)
 class _Beam:
-    """One continuation so far; `logprobs` beside `tokens`."""
+    """One continuation so far; `logprobs` has one entry per token."""
 
     tokens: tuple[int, ...] = ()
     total: float = 0.0
@@ -108,10 +109,11 @@ class _Beam:
 class BeamSearch:
     """The search for one prompt. Owned by the call that drives it.
 
-    Give `queries` to the engine with `query_params`, and what came back to `advance`, until `done`.
+    Until `done`, give `queries` to the engine with `query_params`, and its answers to `advance`.
 
     Raises:
-        RequestError: the prompt cannot be served, or a model with so many end-of-sequence ids not with so wide a beam.
+        RequestError: the prompt cannot be served, or the beam is too wide for a model with this many end-of-sequence
+            ids.
     """
 
     def __init__(self, intake: Intake, prompt: Prompt, params: BeamSearchParams) -> None:
@@ -129,11 +131,11 @@ class BeamSearch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing better can come."""
+        """Whether the search has ended."""
         return not self._running
 
     def queries(self) -> list[TokenPrompt]:
-        """What must be continued by one token, in an order that `advance` expects."""
+        """The prompts to continue by one token, in the order that `advance` expects."""
         return [TokenPrompt((*self._prompt, *beam.tokens)) for beam in self._running]
 
     def advance(self, answers: Sequence[RequestOutput]) -> None:
@@ -154,11 +156,11 @@ class BeamSearch:
         self._running = running if running and self._may_improve(running[0]) else []
 
     def output(self) -> BeamSearchOutput:
-        """What was found."""
+        """The sequences found so far."""
         return BeamSearchOutput([self._sequence(score, beam) for score, beam in self._complete])
 
     def _query_params(self) -> SamplingParams:
-        # So many per beam always hold `beam_width` that do not end, and all of the first `beam_width` that do.
+        # This many per beam always include `beam_width` that do not end, and every end among the first `beam_width`.
         alternatives = self._params.beam_width + len(self._ends)
         if alternatives > DEFAULT_LIMITS.max_logprobs:
             most = DEFAULT_LIMITS.max_logprobs - len(self._ends)
@@ -172,11 +174,11 @@ class BeamSearch:
             ignore_eos=True,
             logprobs=alternatives,
             logprobs_mode=PROCESSED,
-            seed=0,  # a token is drawn, and not looked at
+            seed=0,  # a token is drawn, but not used
         )
 
     def _grown(self, beam: _Beam, answer: RequestOutput) -> list[_Beam]:
-        """`beam` with each of the top tokens behind it, most likely first."""
+        """`beam` extended by each of the top tokens, most likely first."""
         if answer.error:
             raise EngineFault(answer.error)
         logprobs = answer.outputs[0].logprobs

@@ -1,7 +1,7 @@
-"""The arguments of `chat` beside sampling: OpenAI's messages, tools and template options.
+"""The arguments of `chat` besides sampling: OpenAI's messages, tools and template options.
 
-Anything beyond plain turns is read by `api_fields`, the code that reads HTTP requests too, so it means the same and is
-refused for the same reasons.
+Anything beyond plain turns is read by `api_fields`, which also reads HTTP requests, so it means the same and is refused
+for the same reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ChatArguments", "ChatRequest", "applied", "prompt_of", "read_chat", 
 
 
 class ChatRequest(Protocol):
-    """A conversation to be answered, and how."""
+    """A conversation, and how it is to be answered."""
 
     @property
     def prompt(self) -> ChatPrompt:
@@ -31,7 +31,7 @@ class ChatRequest(Protocol):
         ...
 
     def applied(self, request: EngineRequest) -> EngineRequest:
-        """`request` with this conversation, and with what it asks of the answer."""
+        """`request` with this conversation and its rules for the answer."""
         ...
 
 
@@ -49,14 +49,14 @@ class ChatArguments:
     include_reasoning: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Those that were given."""
+        """The fields that were given."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class _PlainChat:
-    """Turns of plain text, without tools; reasoning is kept apart from the answer."""
+    """Turns of plain text, without tools; reasoning is split from the answer."""
 
     prompt: ChatPrompt
 
@@ -67,17 +67,17 @@ class _PlainChat:
 def read_chats(
     given: Conversation | Sequence[Conversation], options: ChatArguments, card: ModelCard
 ) -> list[ChatRequest]:
-    """One conversation or a list of them, always as a list; as `read_chat`."""
+    """Read one conversation or a list of them, each like `read_chat`; always returns a list."""
     if given and isinstance(given[0], Mapping):
         return [read_chat(given, options, card)]  # type: ignore[arg-type]
     return [read_chat(one, options, card) for one in given]  # type: ignore[arg-type]
 
 
 def read_chat(messages: Conversation, options: ChatArguments, card: ModelCard) -> ChatRequest:
-    """One conversation.
+    """Read one conversation.
 
     Raises:
-        InvalidParameter: a message or an option is malformed, or more than this model can do; names the field.
+        InvalidParameter: a message or an option is malformed, or asks for more than this model can do; names the field.
     """
     fields = options.fields()
     if not fields and all(map(_is_plain, messages)):
@@ -88,12 +88,12 @@ def read_chat(messages: Conversation, options: ChatArguments, card: ModelCard) -
 
 
 def prompt_of(given: Prompt | ChatRequest) -> Prompt:
-    """What the model is given."""
+    """The prompt that the model is given."""
     return given if isinstance(given, Prompt) else given.prompt
 
 
 def applied(given: Prompt | ChatRequest, request: EngineRequest) -> EngineRequest:
-    """`request` with a conversation, where `given` is one."""
+    """`request` with the conversation and its rules if `given` is a chat, else unchanged."""
     return request if isinstance(given, Prompt) else given.applied(request)
 
 
@@ -102,7 +102,7 @@ def _is_plain(message: Mapping[str, Any]) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: any mapping is an object, any other sequence a list."""
+    """The value as plain JSON: any mapping becomes a dict, any other sequence a list."""
     if isinstance(value, Mapping):
         return {key: _plain(member) for key, member in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):

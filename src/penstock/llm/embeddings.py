@@ -1,4 +1,4 @@
-"""The results of embedding and scoring, in vLLM's form, and how two vectors are compared."""
+"""Results of embedding and scoring, in vLLM's form, and the comparison of two vectors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """How alike two texts are: 1 for the same direction, 0 for none in common, -1 for opposite ones."""
+    """The similarity of two texts: 1 for the same direction, 0 for none in common, -1 for opposite ones."""
 
     score: float
 
@@ -71,7 +71,7 @@ class ScoringRequestOutput:
 def embedding_spec(
     pooling: str | None, normalize: bool | None, dimensions: int | None, usual: EmbeddingSpec
 ) -> EmbeddingSpec:
-    """The specification that the arguments of `embed` make; `usual` says what None means.
+    """The specification for the arguments of `embed`; `usual` says what None means.
 
     Raises:
         InvalidParameter: there is no such pooling, or `dimensions` is not at least 1.
@@ -88,10 +88,10 @@ def embedding_spec(
 
 
 def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:
-    """How many tokens of a prompt are kept, of at most `longest`; 0 where one that is too long is refused.
+    """How many tokens of a prompt to keep: `longest` for -1; 0 for None, which refuses prompts that are too long.
 
     Raises:
-        InvalidParameter: it is neither None, nor -1, nor at least 1.
+        InvalidParameter: `truncate_prompt_tokens` is neither None, nor -1, nor at least 1.
     """
     most = truncate_prompt_tokens
     if most is None:
@@ -102,10 +102,10 @@ def kept_tokens(truncate_prompt_tokens: int | None, longest: int) -> int:
 
 
 def check_pairs(queries: int, documents: int) -> None:
-    """Check that queries and documents make pairs: one query for all documents, or one for each.
+    """Check that queries and documents form pairs: one query for all documents, or one for each.
 
     Raises:
-        InvalidParameter: there are several queries, and not as many documents.
+        InvalidParameter: there is not exactly one query, and not one for each document.
     """
     if queries not in (1, documents):
         raise InvalidParameter("queries", f"must be 1, or as many as there are documents; {queries} are not")
@@ -114,7 +114,7 @@ def check_pairs(queries: int, documents: int) -> None:
 def scores(
     queries: Sequence[EmbeddingRequestOutput], documents: Sequence[EmbeddingRequestOutput]
 ) -> list[ScoringRequestOutput]:
-    """The score of each document with its query, or with the only one."""
+    """The score of each document with its query, or with the only query."""
     pairs = zip(queries if len(queries) == len(documents) else [*queries] * len(documents), documents, strict=True)
     return [
         ScoringRequestOutput(
@@ -128,6 +128,6 @@ def scores(
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of the angle between two vectors of one size; 0 where one of them has no direction."""
+    """The cosine of the angle between two vectors of the same size; 0 if one of them is zero."""
     lengths = math.hypot(*one) * math.hypot(*other)
     return math.fsum(map(mul, one, other)) / lengths if lengths else 0.0

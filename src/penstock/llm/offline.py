@@ -1,7 +1,7 @@
-"""`LLM`, batches of prompts or the engine stepped by hand: one file, because every verb is a method of one class.
+"""`LLM`: batches of prompts, or the engine stepped by hand. One file, because every verb is a method of one class.
 
-Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. What a verb needs beside the
-engine is in the files beside this one.
+Runs in the caller's thread; nothing happens between calls. One owner: not thread-safe. What a verb needs besides the
+engine is in the neighbouring files.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class LLM:
     Args:
         model: a catalogue name, a Hugging Face directory, a `.gguf` file, or `org/name`. A catalogue model that is not
             on disk yet is fetched.
-        cache_dir: where fetched models are kept; None takes the user's cache directory.
-        options: of `penstock.contract.config.EngineConfig`, by name: those that mean something here.
+        cache_dir: where fetched models are kept; None for the user's cache directory.
+        options: options of `penstock.contract.config.EngineConfig`, by name; one that would do nothing is refused.
 
     Raises:
         SetupError: the model or an option cannot be used; the message names the file or the option.
@@ -68,7 +68,7 @@ class LLM:
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler that decides each step, for looking at between steps."""
+        """The scheduler, to inspect between steps."""
         return self._engine.scheduler
 
     @property
@@ -78,15 +78,15 @@ class LLM:
 
     @property
     def report(self) -> tuple[str, ...]:
-        """What the start report says: model, device, memory; a line each."""
+        """The lines of the start report: model, device, memory."""
         return self._assembly.report
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """How requests without parameters are sampled: the model's own defaults, else those of `SamplingParams`."""
+        """The parameters of requests that name none: the model's own defaults, else those of `SamplingParams`."""
         return SamplingParams.from_fields(dict(self.card.sampling_defaults))
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
-        """What a step of these rows takes: bytes that it reads, and operations by kind."""
+        """The cost of a step with these rows: the bytes that it reads, and its operations by kind."""
         return self._assembly.cost(rows)
 
     def generate(
@@ -100,11 +100,11 @@ class LLM:
 
         Args:
             prompts: a text, a list of texts, token ids, or a list of lists of token ids.
-            sampling_params: one for all, or one a prompt; None takes `get_default_sampling_params()`.
+            sampling_params: one for all prompts, or one per prompt; None for `get_default_sampling_params()`.
             use_tqdm: show a progress bar.
 
         Raises:
-            RequestError: a prompt or parameter cannot be served; nothing was generated for any.
+            RequestError: a prompt or parameter cannot be served; no prompt was started.
         """
         return self._run(as_prompts(prompts), sampling_params, use_tqdm)
 
@@ -123,13 +123,13 @@ class LLM:
         include_reasoning: bool | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, through the model's chat template; as `generate` otherwise.
+        """Answer one conversation or a list of them, through the model's chat template; otherwise like `generate`.
 
-        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves
-        one out. Outputs have the reasoning and the calls of an answer apart from its text, and a message to go on from.
+        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves an
+        option out. An output separates reasoning and tool calls from the text, and has the answer as a message.
 
         Raises:
-            RequestError: a message, option or parameter cannot be served; nothing was generated for any.
+            RequestError: a message, option or parameter cannot be served; no conversation was started.
         """
         options = ChatArguments(
             tools=tools,
@@ -157,17 +157,18 @@ class LLM:
 
         Args:
             prompts: as for `generate`.
-            pooling: `mean` of all positions, `last`, the last position's, or `cls`, the first's; None for what the
-                model's files say (sentence-transformers' `modules.json`), else `mean`.
+            pooling: `mean` of all positions, or only the `last` or the first one (`cls`); None for what the model's
+                files say (sentence-transformers' `modules.json`), else `mean`.
             normalize: scale each vector to length 1; None for what the model's files say, else True.
-            dimensions: how many of the first values are kept; None for all. What is left is scaled again.
-            truncate_prompt_tokens: keep so many tokens of each prompt: of a text those that the tokenizer puts around
-                it, and its first; -1 keeps as many as the context has, None refuses what is too long.
+            dimensions: keep only this many leading values, and scale them again; None keeps all.
+            truncate_prompt_tokens: keep only this many tokens of each prompt: the special tokens that the tokenizer
+                adds to a text, and the text's first tokens. -1 keeps as many as fit the context; None refuses a prompt
+                that is too long.
             use_tqdm: show a progress bar.
 
         Raises:
-            RequestError: a prompt or parameter cannot be served; nothing was computed for any.
-            EngineFault: a prompt failed for a reason of ours.
+            RequestError: a prompt or parameter cannot be served; no prompt was started.
+            EngineFault: the engine failed to compute a prompt.
         """
         spec = embedding_spec(pooling, normalize, dimensions, self.card.embedding)
         most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
@@ -186,10 +187,10 @@ class LLM:
         pooling: str | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How alike texts are, by the cosine of their embeddings: one query to every document, or pair by pair.
+        """Score pairs of texts by the cosine of their embeddings: one query with every document, or pair by pair.
 
         Raises:
-            InvalidParameter: there are several queries, and not as many documents.
+            InvalidParameter: there is not exactly one query, and not one for each document.
             RequestError: as for `embed`.
         """
         ours, theirs = as_prompts(queries), as_prompts(documents)
@@ -204,13 +205,13 @@ class LLM:
     def beam_search(
         self, prompts: PromptLike | Sequence[PromptLike], params: BeamSearchParams, *, use_tqdm: bool = True
     ) -> list[BeamSearchOutput]:
-        """The most likely continuations of each prompt that a beam search finds; see `penstock.llm.beam_search`.
+        """Search for the most likely continuations of each prompt; see `penstock.llm.beam_search`.
 
-        All beams of all prompts run as one batch. Cheap only with the prefix cache, which is on by default.
+        All beams of all prompts run as one batch. Slow without the prefix cache, which is on by default.
 
         Raises:
             RequestError: a prompt or parameter cannot be served.
-            EngineFault: it failed for a reason of ours.
+            EngineFault: the engine failed to compute a prompt.
         """
         searches = [BeamSearch(self._assembly.intake, prompt, params) for prompt in as_prompts(prompts)]
         with tqdm(total=len(searches), desc="Searching", unit="prompt", disable=not use_tqdm) as bar:
@@ -230,11 +231,11 @@ class LLM:
 
         Args:
             prompt: as for `generate`.
-            sampling_params: None takes `get_default_sampling_params()`.
-            on_text: called with each piece of the first choice's text, at the end of the step that brought it.
+            sampling_params: None for `get_default_sampling_params()`.
+            on_text: called with each piece of the first choice's text, at the end of the step that generated it.
 
         Raises:
-            RequestError: it cannot be served.
+            RequestError: the prompt or a parameter cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         params = sampling_params or self.get_default_sampling_params()
@@ -246,16 +247,16 @@ class LLM:
         """Whether a request of `add_request` has ended.
 
         Raises:
-            InvalidParameter: there is no such request, or it was taken out; the last 1,024 that ended are kept.
+            InvalidParameter: there is no such request, or `pop_output` took it; the last 1,024 that ended are kept.
         """
         return self._book.find(request_id).finished
 
     def get_output(self, request_id: str) -> RequestOutput:
-        """A request of `add_request` as it stands, finished or not; raises as `is_finished`."""
+        """The output of a request of `add_request` so far, finished or not; raises as `is_finished`."""
         return self._book.find(request_id).output()
 
     def pop_output(self, request_id: str) -> RequestOutput:
-        """As `get_output`, and the answer is kept no longer; `step` does not return it any more."""
+        """As `get_output`; a finished answer is then forgotten, and `step` does not return it any more."""
         output = self.get_output(request_id)
         if output.finished:
             self._book.drop(request_id)
@@ -263,14 +264,14 @@ class LLM:
         return output
 
     def stream_text(self, request_id: str) -> Iterator[str]:
-        """The first choice's text piece by piece, from its beginning; steps the engine until the request has ended.
+        """Yield the first choice's text piece by piece, from its beginning; steps the engine until the request ends.
 
-        Everything else runs on meanwhile: what it says waits for the next `step`. Leaving the loop early leaves the
-        request as it is; `abort_request` ends it.
+        Other requests go on meanwhile; the next `step` returns their outputs. Leaving the loop early does not end the
+        request; `abort_request` does.
 
         Raises:
             InvalidParameter: as `is_finished`.
-            EngineFault: the request failed for a reason of ours.
+            EngineFault: the engine failed to compute the request.
         """
         answer, seen = self._book.find(request_id), 0
         while True:
@@ -287,9 +288,9 @@ class LLM:
             raise EngineFault(answer.error)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns the requests that moved, as they stand; a finished one for the last time.
+        """Compute one step; return each request that progressed, so far. A finished one is returned for the last time.
 
-        Requests of `add_request` that moved during a `generate` are returned here too.
+        That includes requests of `add_request` that progressed during a `generate`.
         """
         if self._engine.has_work:
             self._advance(())
@@ -297,20 +298,20 @@ class LLM:
         return list(moved.values())
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a `step` would compute or return anything; what moved during a `generate` waits for one."""
+        """Whether a `step` would compute or return anything; progress during a `generate` is returned by the next."""
         return self._engine.has_work or bool(self._missed)
 
     def abort_request(self, request_id: str) -> list[RequestOutput]:
-        """End a request now; unknown and finished ids are no error."""
+        """End a request now; unknown and finished ids are not errors."""
         with interrupts_held():
             ended = [answer.output() for answer in self._fold(self._engine.abort(request_id))]
-            for output in ended:  # how it stood before is not returned after its end
+            for output in ended:  # its earlier state must not be returned after its end
                 self._missed.pop(output.request_id, None)
         self._tell()
         return ended
 
     def close(self) -> None:
-        """Drop every request and release the model's memory."""
+        """Drop every request and free the model's memory."""
         self._abort_all(list(self._answers))
         self._assembly.close()
 
@@ -323,7 +324,7 @@ class LLM:
         self.close()
 
     def _grow(self, searches: Sequence[BeamSearch]) -> None:
-        """Take every search a step on, all of them together."""
+        """Advance every search by one step, all of them in one batch."""
         queries = [(query, search.query_params) for search in searches for query in search.queries()]
         answers = iter(self._run([query for query, _ in queries], [params for _, params in queries], use_tqdm=False))
         for search in searches:
@@ -343,7 +344,7 @@ class LLM:
         return [answer.output() for answer in self._finish_all(order, "Generating", use_tqdm)]
 
     def _finish_all(self, order: Mapping[str, None], doing: str, use_tqdm: bool) -> list[Answer]:
-        """Step until each of these requests has its answer; the answers in order."""
+        """Step until each of these requests has its answer; return the answers in order."""
         finished: dict[str, Answer] = {}
         try:
             with tqdm(total=len(order), desc=doing, unit="prompt", disable=not use_tqdm) as bar:
@@ -352,21 +353,21 @@ class LLM:
                         if answer.finished:
                             finished[answer.id] = answer
                             bar.update()
-        except BaseException:  # Ctrl-C above all: nobody is left to take what these would still generate
+        except BaseException:  # Ctrl-C above all: nobody is left to take what the requests would still generate
             self._abort_all(order)
             raise
         return [finished[request_id] for request_id in order]
 
     def _advance(self, order: Container[str]) -> list[Answer]:
-        """Compute one step; the answers of `order` that moved. What other requests said waits for the next `step`."""
-        with interrupts_held():  # what a step said is kept before its caller hears of an interrupt
+        """Compute one step; return the answers in `order` that moved. Other output waits for the next `step`."""
+        with interrupts_held():  # keep the step's output before the caller hears of an interrupt
             moved = self._fold(self._engine.step())
             self._missed |= {answer.id: answer.output() for answer in moved if answer.id not in order}
         self._tell()
         return [answer for answer in moved if answer.id in order]
 
     def _queue_all(self, requests: Iterable[tuple[EngineRequest, bool]]) -> dict[str, None]:
-        """Queue all or none, each with whether it wants log probabilities; the ids in order."""
+        """Queue all (request, wants log probabilities) pairs or none; return the ids in order."""
         order: dict[str, None] = {}
         try:
             for request, wants_logprobs in requests:
@@ -378,7 +379,7 @@ class LLM:
         return order
 
     def _abort_all(self, request_ids: Iterable[str]) -> None:
-        with interrupts_held():  # a second Ctrl-C finds all of them ended
+        with interrupts_held():  # a second Ctrl-C must find all of them ended
             for request_id in request_ids:
                 self._fold(self._engine.abort(request_id))
 
@@ -402,7 +403,7 @@ class LLM:
             self._answers[request.id] = Answer(resolved, wants_logprobs)
 
     def _tell(self) -> None:
-        """Make the calls that listeners are owed, all of them; then raise what the first of them raised, if one did."""
+        """Make all listener calls that are due; then raise the first error that one of them raised, if any."""
         failure: BaseException | None = None
         while self._calls:
             try:
@@ -413,7 +414,7 @@ class LLM:
             raise failure
 
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
-        """Add outputs to their answers; the answers that moved, of which the finished ones are kept no longer."""
+        """Add outputs to their answers; return the answers that moved, and stop keeping the finished ones."""
         moved: dict[str, Answer] = {}
         for request_id, output in outputs:
             moved[request_id] = self._answers[request_id]

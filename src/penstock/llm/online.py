@@ -46,20 +46,20 @@ class AsyncLLM:
         self._client = self._assembly.start_client()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """How requests without parameters are sampled: the model's own defaults, else those of `SamplingParams`."""
+        """The parameters of requests that name none: the model's own defaults, else those of `SamplingParams`."""
         return SamplingParams.from_fields(dict(self._assembly.card.sampling_defaults))
 
     def generate(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Stream one request; each output is the request so far, the last one is `finished`.
+        """Stream one request; each output is the request so far, and the last one is `finished`.
 
         Leaving the loop early, or cancelling the task, aborts the request.
 
         Raises:
-            RequestError: it cannot be served.
+            RequestError: the prompt or a parameter cannot be served.
             Overloaded: the queue is full.
-            EngineFault: it failed for a reason of ours.
+            EngineFault: the engine failed to compute the request.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         return self._stream(given, sampling_params or self.get_default_sampling_params(), request_id)
@@ -93,7 +93,7 @@ class AsyncLLM:
     async def stream_text(
         self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
     ) -> AsyncGenerator[str, None]:
-        """As `generate`, but each output is only the text that is new, of the first choice."""
+        """As `generate`, but yields only the new text of the first choice."""
         shown = 0
         async with aclosing(self.generate(prompt, sampling_params, request_id)) as stream:
             async for output in stream:
@@ -117,10 +117,10 @@ class AsyncLLM:
         reasoning_effort: str | None = None,
         include_reasoning: bool | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Stream the answer to a conversation; as `generate` otherwise.
+        """Stream the answer to a conversation; otherwise like `generate`.
 
-        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves
-        one out. Outputs have the reasoning and the calls of an answer apart from its text, and a message to go on from.
+        Messages, tools and the other options are those of OpenAI's chat completions (docs/tools.md); None leaves an
+        option out. An output separates reasoning and tool calls from the text, and has the answer as a message.
 
         Raises:
             RequestError: a message, option or parameter cannot be served.
@@ -151,9 +151,9 @@ class AsyncLLM:
         """The vector of one prompt; arguments as for `LLM.embed`. Cancelling the task aborts the request.
 
         Raises:
-            RequestError: it cannot be served.
+            RequestError: the prompt or a parameter cannot be served.
             Overloaded: the queue is full.
-            EngineFault: it failed for a reason of ours, or was aborted.
+            EngineFault: the engine failed to compute the request, or it was aborted.
         """
         request = EngineRequest(
             request_id or uuid.uuid4().hex,
@@ -176,10 +176,10 @@ class AsyncLLM:
         *,
         pooling: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How alike texts are; as `LLM.score`, beside all else. Cancelling the task aborts what is running of it.
+        """Score pairs of texts as `LLM.score` does, while other requests run. Cancelling the task aborts its requests.
 
         Raises:
-            InvalidParameter: there are several queries, and not as many documents.
+            InvalidParameter: there is not exactly one query, and not one for each document.
             RequestError, Overloaded, EngineFault: as for `embed`.
         """
         ours, theirs = as_prompts(queries), as_prompts(documents)
@@ -194,9 +194,9 @@ class AsyncLLM:
         return scores(found[: len(ours)], found[len(ours) :])
 
     async def beam_search(self, prompt: PromptLike | Prompt, params: BeamSearchParams) -> BeamSearchOutput:
-        """The most likely continuations of a prompt that a beam search finds; as `LLM.beam_search`, beside all else.
+        """Search for the most likely continuations of a prompt as `LLM.beam_search` does, while other requests run.
 
-        Cancelling the task aborts what is running of it.
+        Cancelling the task aborts its requests.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         search = await asyncio.to_thread(BeamSearch, self._assembly.intake, given, params)
@@ -216,11 +216,11 @@ class AsyncLLM:
         return outputs[-1]
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its stream ends with finish reason `abort`. Unknown ids are no error."""
+        """End a request; its stream ends with finish reason `abort`. Unknown ids are not errors."""
         await self._client.abort(request_id)
 
     def health(self) -> Health:
-        """How the engine is."""
+        """The engine's state: alive or why not, requests running and waiting, free blocks."""
         return self._client.health()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the library returns, and how it grows out of the engine's outputs."""
+"""The results that the library returns, built up from the engine's outputs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["Answer", "CompletionOutput", "Logprob", "RequestOutput"]
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log probability of a token under the model's raw distribution, and the token as text.
+    """Log probability of a token under the distribution that `logprobs_mode` names, and the token as text.
 
     Attributes:
-        rank: its place among all tokens by likelihood, from 1.
+        rank: the token's place among all tokens, the most likely first, from 1.
     """
 
     logprob: float
@@ -41,17 +41,18 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice, as far as it is generated.
+    """One choice, as far as it has been generated.
 
     Attributes:
-        token_ids: every generated token up to a stop string's cut; an end-of-sequence id is included.
-        cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were asked for.
-        logprobs: one `{token id: Logprob}` a token, the generated one first, then the alternatives asked for; None
-            unless asked for.
+        token_ids: the generated tokens, up to the cut of a stop string; an end-of-sequence id is included.
+        cumulative_logprob: sum of the tokens' log probabilities; None unless `logprobs` were requested.
+        logprobs: one `{token id: Logprob}` per token, the generated token first, then the requested alternatives; None
+            unless requested.
         finish_reason: "stop", "length", "tool_calls", "repetition", "abort" or "error"; None while unfinished.
         stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
-        reasoning: what the model thought before it answered, in answers to conversations; `text` is without it.
-        tool_calls: the calls that it made, whole and fitting their tools; `text` is without them.
+        reasoning: the model's reasoning before its answer to a conversation; not part of `text`.
+        tool_calls: the tool calls in the answer; not part of `text`. The arguments fit the tool's schema if the tool is
+            strict, and break off if the generation did.
     """
 
     index: int
@@ -66,7 +67,7 @@ class CompletionOutput:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as the assistant's message, to go on from with `chat`."""
+        """The answer as the assistant's message, to append to a conversation for the next `chat`."""
         calls = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in self.tool_calls
@@ -80,11 +81,11 @@ class RequestOutput:
     """One request and its choices.
 
     Attributes:
-        prompt: the prompt as text (a conversation as its template rendered it); None when it was given as token ids.
-        num_cached_tokens: prompt tokens whose KV was found in the prefix cache; known once `finished`.
-        prompt_logprobs: one `{token id: Logprob}` a token of the prompt, the token's own first, and None for the first
-            token of all; None unless asked for, and until they are known.
-        error: what went wrong on our side, for this request alone; "" when nothing did.
+        prompt: the prompt as text (a conversation as its template rendered it); None if it was given as token ids.
+        num_cached_tokens: number of prompt tokens whose KV was found in the prefix cache; known once `finished`.
+        prompt_logprobs: one `{token id: Logprob}` per prompt token, the token itself first, and None for the first
+            token; None unless requested, and until they are known.
+        error: what the engine did wrong with this request alone; "" if nothing.
     """
 
     request_id: str
@@ -112,10 +113,10 @@ class _GrowingChoice:
 
 
 class Answer:
-    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the call that waits for it.
+    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by whoever waits for it.
 
     Attributes:
-        id: the request's.
+        id: the request's id.
     """
 
     def __init__(self, resolved: ResolvedRequest, wants_logprobs: bool = False) -> None:
@@ -131,11 +132,11 @@ class Answer:
 
     @property
     def pieces(self) -> list[str]:
-        """The first choice's text, in the pieces in which it came."""
+        """The first choice's text, in the pieces in which it arrived."""
         return self._choices[0].text
 
     def add(self, output: Output) -> None:
-        """Take the next output."""
+        """Add the next output."""
         match output:
             case PromptTokens(_, tokens):
                 self._prompt_logprobs = [None, *(_logprobs(piece) for piece in tokens[1:])]
@@ -171,7 +172,7 @@ class Answer:
                 choice.total_logprob += piece.logprob
 
     def output(self) -> RequestOutput:
-        """The request as it stands."""
+        """The request so far."""
         return RequestOutput(
             request_id=self._resolved.id,
             prompt=self._resolved.prompt_text or None,
@@ -184,7 +185,7 @@ class Answer:
         )
 
     def embedding(self) -> EmbeddingRequestOutput:
-        """The vector of a request that has ended.
+        """The embedding of a request that has ended.
 
         Raises:
             EngineFault: there is none, because the request failed or was aborted.
@@ -214,5 +215,5 @@ class Answer:
 
 
 def _logprobs(piece: TokenPiece) -> dict[int, Logprob]:
-    """A token, then the alternatives to it."""
+    """The log probabilities of a token, then of the alternatives to it."""
     return {each.id: Logprob(each.logprob, each.rank, each.text) for each in (piece, *piece.top)}

@@ -1,4 +1,4 @@
-"""The shapes in which the library accepts prompts, turned into the engine's."""
+"""Converts the forms in which the library accepts prompts to the engine's."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ PromptLike = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`."""
 
 Conversation = Sequence[Mapping[str, Any]]
-"""Messages as OpenAI's chat completions have them; `role` and `content` above all."""
+"""Messages in the form of OpenAI's chat completions: `role`, `content` and more."""
 
 
 def as_prompts(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
-    """One prompt or a list of them, always as a list."""
+    """Convert one prompt or a list of them; always returns a list."""
     if isinstance(given, str | Mapping) or _is_token_ids(given):
         return [as_prompt(given)]  # type: ignore[arg-type]
     return [as_prompt(one) for one in given]  # type: ignore[arg-type]
 
 
 def as_prompt(given: PromptLike) -> Prompt:
-    """One prompt.
+    """Convert one prompt.
 
     Raises:
-        InvalidParameter: it has none of the accepted shapes.
+        InvalidParameter: it has none of the accepted forms.
     """
     if isinstance(given, str):
         return TextPrompt(given)
@@ -40,7 +40,7 @@ def as_prompt(given: PromptLike) -> Prompt:
 
 
 def as_chat_prompt(messages: Conversation) -> ChatPrompt:
-    """One conversation in plain turns.
+    """Convert one conversation of plain turns.
 
     Raises:
         InvalidParameter: a message is not `{"role": text, "content": text}`.

@@ -1,7 +1,7 @@
-"""Answers by request id: of requests that were added one by one, while they run and for a while after.
+"""Answers by request id, for requests that were added one by one: while they run and for a while after.
 
-Decides how long a finished answer can be asked for, and when a listener hears of new text. Invariant: memory is
-bounded, whatever number of requests there were: the last `KEPT` finished answers are held, and none that was taken out.
+Decides how long a finished answer is kept, and when a listener hears of new text. Invariant: memory does not grow with
+the number of past requests: only the last `KEPT` finished answers are kept, and none that was taken out.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class RequestBook:
         self._ended: dict[str, _Entry] = {}
 
     def add(self, answer: Answer, on_text: Callable[[str], None] | None) -> None:
-        """Begin to keep an answer; `on_text` hears every piece of its first choice's text."""
+        """Start keeping an answer; `on_text` is called with the new text of its first choice."""
         self._live[answer.id] = _Entry(answer, on_text)
 
     def moved(self, answers: Iterable[Answer]) -> list[Callable[[], None]]:
-        """Keep what has ended among the ended; returns the calls that tell listeners, to be made by the caller."""
+        """File answers that have ended; return the listener calls that are due, for the caller to make."""
         calls: list[Callable[[], None]] = []
         for answer in answers:
             entry = self._live.get(answer.id)
@@ -56,10 +56,10 @@ class RequestBook:
         return calls
 
     def find(self, request_id: str) -> Answer:
-        """The answer as it stands.
+        """The answer so far.
 
         Raises:
-            InvalidParameter: there never was such a request, it was taken out, or it ended long ago.
+            InvalidParameter: there never was such a request, it was taken out, or it ended too long ago.
         """
         entry = self._live.get(request_id) or self._ended.get(request_id)
         if entry is None:
@@ -68,7 +68,7 @@ class RequestBook:
         return entry.answer
 
     def drop(self, request_id: str) -> None:
-        """Keep an answer no longer; of one that still runs, nobody is told any more."""
+        """Forget an answer; if it still runs, its listener is not called any more."""
         self._live.pop(request_id, None)
         self._ended.pop(request_id, None)
 
