@@ -1,6 +1,6 @@
-"""The numbers that reports are made of: percentiles, and medians with their spread.
+"""The statistics in reports: percentiles, and medians with their spread.
 
-Decides how samples are summarised. Knows nothing of where they come from.
+Decides how samples are summarised. Does not know where they come from.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeated measurements of one thing: the median, and how far the others lay from it."""
+    """Repeated measurements of one thing: the median, the lowest and the highest."""
 
     median: float
     lowest: float
@@ -32,10 +32,10 @@ class Spread:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of 100 of the samples lie.
+    """The value below which `percent` % of the samples lie.
 
-    Linear between the two nearest ranks: method 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages"
-    (1996), which is numpy's default too.
+    Interpolates linearly between the two nearest ranks: method 7 of Hyndman and Fan, "Sample Quantiles in Statistical
+    Packages" (1996), which is numpy's default too.
 
     Raises:
         ValueError: there are no samples, or `percent` lies outside 0..100.

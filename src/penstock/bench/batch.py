@@ -5,7 +5,7 @@ the requested length; a short warm-up of the same shape first. Prefill ends when
 prompts are computed in chunks, some streams decode before that; their tokens count for the whole run but not for the
 decode rate.
 
-Knows an engine only as something that can be stepped.
+Requires of an engine only that it can be stepped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RATES = ("prefill_tok_s", "decode_tok_s", "output_tok_s", "total_tok_s")
 
 
 class Choice(Protocol):
-    """What is read of a choice."""
+    """The part of a choice that is read here."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -39,7 +39,7 @@ class Choice(Protocol):
 
 
 class Progress(Protocol):
-    """What is read of a request that moved."""
+    """The part of a request that is read here, after a step that advanced it."""
 
     @property
     def request_id(self) -> str:
@@ -48,7 +48,7 @@ class Progress(Protocol):
 
     @property
     def outputs(self) -> Sequence[Choice]:
-        """Its choices."""
+        """The request's choices."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class Steppable(Protocol):
         ...
 
     def step(self) -> Iterable[Progress]:
-        """Compute a step; what moved."""
+        """Compute a step; return the requests that advanced."""
         ...
 
     def has_unfinished_requests(self) -> bool:
@@ -75,7 +75,7 @@ class Steppable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for: `streams` requests at once, each with so many prompt tokens and new tokens."""
+    """A load: `streams` requests at once, each with `prompt_tokens` prompt tokens and `new_tokens` new tokens."""
 
     prompt_tokens: int
     new_tokens: int
@@ -99,22 +99,22 @@ class Run:
 
     @property
     def prefill_tok_s(self) -> float:
-        """Prompt tokens a second, up to the last stream's first token."""
+        """Prompt tokens per second, up to the last stream's first token."""
         return self.load.streams * self.load.prompt_tokens / self.prefill_s
 
     @property
     def decode_tok_s(self) -> float:
-        """New tokens a second after that."""
+        """New tokens per second after the prefill."""
         return (self.load.streams * self.load.new_tokens - self.early_tokens) / (self.total_s - self.prefill_s)
 
     @property
     def output_tok_s(self) -> float:
-        """New tokens a second over the whole run: the figure that no split between phases can flatter."""
+        """New tokens per second over the whole run: the figure that no split between phases can flatter."""
         return self.load.streams * self.load.new_tokens / self.total_s
 
     @property
     def total_tok_s(self) -> float:
-        """Prompt and new tokens a second over the whole run."""
+        """Prompt and new tokens per second over the whole run."""
         return self.load.streams * (self.load.prompt_tokens + self.load.new_tokens) / self.total_s
 
     def record(self) -> dict[str, Any]:
@@ -130,22 +130,22 @@ class Run:
         """The inverse of `record`.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not one.
+            KeyError, TypeError, ValueError: it is not a run's record.
         """
         load = Load(int(record["prompt_tokens"]), int(record["new_tokens"]), int(record["streams"]))
         return cls(load, float(record["prefill_s"]), float(record["total_s"]), int(record["early_tokens"]))
 
 
 def grid(prompt_tokens: Iterable[int], new_tokens: Iterable[int], streams: Iterable[int]) -> list[Load]:
-    """Every combination, streams varying fastest."""
+    """Every combination of sizes, streams varying fastest."""
     return [Load(*sizes) for sizes in product(prompt_tokens, new_tokens, streams)]
 
 
 def check_fits(loads: Iterable[Load], max_num_seqs: int, max_model_len: int, kv_tokens: int) -> None:
-    """Refuse loads that the engine would have to queue or preempt: their prefill and decode could not be timed apart.
+    """Refuse loads that the engine would have to queue or preempt: prefill and decode could not be timed separately.
 
     Raises:
-        ConfigError: naming the option to change.
+        ConfigError: a load does not fit; names the option to change.
     """
     for load in loads:
         length = load.prompt_tokens + load.new_tokens
@@ -161,7 +161,7 @@ def check_fits(loads: Iterable[Load], max_num_seqs: int, max_model_len: int, kv_
 
 
 def warm_up(engine: Steppable, load: Load, vocab_size: int) -> None:
-    """A short run of the same shape, whose times are thrown away: caches, code and buffers are warm afterwards."""
+    """Do a short run of the same shape and discard its times: caches, code and buffers are warm afterwards."""
     short = Load(load.prompt_tokens, max(2, min(load.new_tokens, WARM_UP_TOKENS)), load.streams)
     measure(engine, short, vocab_size, seed=-1)
 
@@ -169,14 +169,14 @@ def warm_up(engine: Steppable, load: Load, vocab_size: int) -> None:
 def measure(
     engine: Steppable, load: Load, vocab_size: int, seed: int, now: Callable[[], float] = time.perf_counter
 ) -> Run:
-    """One timed run.
+    """Do one timed run.
 
     Args:
         engine: an engine without other work.
         load: what to run.
-        vocab_size: prompts are drawn uniformly from the ids below it.
-        seed: another seed, other prompts; the same seed, the same.
-        now: a monotone clock, in seconds.
+        vocab_size: prompts are drawn uniformly from `range(vocab_size)`.
+        seed: the same seed gives the same prompts, another seed others.
+        now: a monotonic clock, in seconds.
 
     Raises:
         EngineFault: a request failed, or ended before its length.
@@ -216,7 +216,7 @@ def _count_tokens(engine: Steppable, tokens: dict[str, int]) -> None:
 
 
 def costs(load: Load, cost: Callable[[Sequence[StepRow]], StepCost]) -> dict[str, StepCost]:
-    """What the steps of a load take: `prefill` as one step of all prompts, `decode` in the middle of the answers."""
+    """The cost of a load's steps: `prefill` as one step of all prompts, `decode` in the middle of the answers."""
     return {
         "prefill": cost([StepRow(0, load.prompt_tokens)] * load.streams),
         "decode": cost([StepRow(load.prompt_tokens + load.new_tokens // 2, 1)] * load.streams),
@@ -233,7 +233,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows for people; the spread is that of the decode rate."""
+    """The rows for people; the spread is the decode rate's."""
     heads = (
         f"{'prompt':>6}  {'new':>5}  {'streams':>7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'total tok/s':>11}"
     )

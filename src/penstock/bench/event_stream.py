@@ -1,12 +1,12 @@
-"""One POST over a plain socket, answered by server-sent events, each with the moment at which its bytes were read.
+"""One POST over a plain socket, answered by server-sent events, each with the time at which its bytes were read.
 
 Written on asyncio's streams instead of an HTTP library, because the load generator shares the machine with the server
-that it measures: a pooled client spends several times the processor time on each small chunk, which the server would
-lack and its latencies would show.
+that it measures: a pooled client spends several times the CPU time on each small chunk. The server would lack that
+time, and its latencies would show it.
 
-Speaks the part of HTTP/1.1 that this needs (RFC 9112: chunked, counted and unbounded bodies), one connection per
-request, closed at the end. So the time to connect is part of the request, as it is for a new client. Events are read as
-the standard says (WHATWG HTML, section 9.2.6): any line ending, comments, several `data` lines.
+Speaks the part of HTTP/1.1 that this needs (RFC 9112: chunked, counted and unbounded bodies), with one connection per
+request, closed at the end. So the time to connect is part of the request, as it is for a new client. Events are parsed
+according to the standard (WHATWG HTML, section 9.2.6): any line ending, comments, several `data` lines.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Target:
 
     @classmethod
     def parse(cls, base_url: str) -> Target:
-        """From a base URL such as `http://127.0.0.1:8000/v1`.
+        """Parse a base URL such as `http://127.0.0.1:8000/v1`.
 
         Raises:
-            ConfigError: it is not one.
+            ConfigError: it is not a valid base URL.
         """
         plain = base_url.isascii() and base_url.isprintable() and " " not in base_url
         try:
@@ -67,7 +67,7 @@ class Target:
 
 
 class EventReader:
-    """Takes bytes as they come and returns the data of the events that they complete."""
+    """Takes bytes as they arrive and returns the data of the events that they complete."""
 
     def __init__(self) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
@@ -80,13 +80,13 @@ class EventReader:
         text = self._rest + self._decode(piece)
         if not self._started and text:
             text, self._started = text.removeprefix("\ufeff"), True
-        held = "\r" if text.endswith("\r") else ""  # may be the first half of a line's end
+        held = "\r" if text.endswith("\r") else ""  # may be the first half of a line ending
         lines = text[: len(text) - len(held)].replace("\r\n", "\n").replace("\r", "\n").split("\n")
         self._rest = lines.pop() + held
         return [event for line in lines if (event := self._take(line)) is not None]
 
     def _take(self, line: str) -> str | None:
-        """The event that `line` ends, if it does."""
+        """The event that `line` ends; None if it ends none."""
         if not line:
             event, self._data = "\n".join(self._data), []
             return event or None
@@ -99,7 +99,7 @@ class EventReader:
 async def stream_events(
     target: Target, path: str, headers: Mapping[str, str], body: bytes, now: Callable[[], float]
 ) -> AsyncIterator[tuple[float, str]]:
-    """POST `body` to `path` below the target and yield (moment, data) for each event.
+    """POST `body` to `path` below the target and yield (time, data) for each event.
 
     Raises:
         HttpFailure: the status is not 200, or the answer is not an event stream or breaks off.
@@ -137,7 +137,7 @@ def _head(target: Target, path: str, headers: Mapping[str, str], length: int) ->
 
 
 async def _read_head(incoming: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    """Status and headers (names in lower case), interim answers skipped."""
+    """Read status and headers (names in lower case), skipping interim answers."""
     while True:
         version, _, rest = (await _line(incoming)).partition(" ")
         if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
@@ -158,7 +158,7 @@ async def _line(incoming: asyncio.StreamReader) -> str:
 
 
 async def _body(incoming: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-    """The body's bytes as they arrive, freed of their framing."""
+    """The body's bytes as they arrive, without their framing."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
         async for piece in _chunks(incoming):
             yield piece

@@ -1,4 +1,4 @@
-"""The cases that read and write keys and values, in scattered blocks of which no two sequences share one."""
+"""The cases that read and write keys and values, in scattered blocks that no two sequences share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FilledCache", "angles", "attend", "attention_cases", "count_pairs", 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilledCache:
-    """Keys and values of sequences of `CONTEXT` positions, in scattered blocks of which none is shared."""
+    """Keys and values of sequences of `CONTEXT` positions, in scattered blocks, none of them shared."""
 
     keys: Tensor
     values: Tensor
@@ -40,7 +40,7 @@ class FilledCache:
     def of(
         cls, backend: CpuBackend, sequences: int, new_tokens: int, dtype: torch.dtype = torch.bfloat16
     ) -> FilledCache:
-        """For a step in which each sequence computes its last `new_tokens` positions."""
+        """The cache for a step in which each sequence computes its last `new_tokens` positions."""
         count = -(-CONTEXT // BLOCK)
         blocks = torch.randperm(sequences * count).view(sequences, count)
         keys, values = _filled(backend, sequences * count, dtype)
@@ -57,12 +57,12 @@ class FilledCache:
 
     @property
     def bytes(self) -> int:
-        """Of all keys and values."""
+        """Size of all keys and values."""
         return int(self.keys.nbytes + self.values.nbytes)
 
 
 def _filled(backend: CpuBackend, num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Random keys and values in every position of so many blocks, as the kernels store them."""
+    """Random keys and values in every position of `num_blocks` blocks, in the kernels' layout."""
     shape = (num_blocks, BLOCK, KV_HEADS, HEAD_DIM)
     if dtype == torch.int8:
         keys, values = (
@@ -71,7 +71,7 @@ def _filled(backend: CpuBackend, num_blocks: int, dtype: torch.dtype) -> tuple[T
         )
     else:
         keys, values = (torch.zeros(of(*shape, dtype), dtype=dtype) for of in (packed_keys_shape, packed_values_shape))
-    for first in range(0, num_blocks * BLOCK, CONTEXT):  # in pieces, lest the numbers take more than the cache
+    for first in range(0, num_blocks * BLOCK, CONTEXT):  # in pieces, to take less memory than the cache
         slots = torch.arange(first, min(first + CONTEXT, num_blocks * BLOCK))
         k, v = (torch.randn(len(slots), KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
         backend.write_kv(keys, values, k, v, slots)
@@ -79,19 +79,19 @@ def _filled(backend: CpuBackend, num_blocks: int, dtype: torch.dtype) -> tuple[T
 
 
 def count_pairs(sequences: int, new_tokens: int) -> int:
-    """Pairs of a query and a position that it attends to."""
+    """Number of pairs of a query and a position that it attends to."""
     return sequences * sum(range(CONTEXT - new_tokens + 1, CONTEXT + 1))
 
 
 def attend(backend: CpuBackend, q: Tensor, cache: FilledCache) -> Tensor:
-    """Queries `[T, heads, head_dim]` of a step over the keys and values of `cache`."""
+    """Attention of a step's queries `[T, heads, head_dim]` over the keys and values of `cache`."""
     spec = AttentionSpec(HEAD_DIM**-0.5)
     return backend.paged_attention(q, cache.keys, cache.values, cache.q_start, cache.kv_len, cache.block_table, spec)
 
 
 def attention_cases(backend: CpuBackend) -> Iterator[Case]:
-    """Decoding steps of some sequences, and one prefill, over keys and values in bfloat16 and in int8."""
-    # Attention over int8 multiplies 16 bits by 8, for which no limit is measured.
+    """Decoding steps of 1, 8 and 32 sequences, and one prefill, over keys and values in bfloat16 and in int8."""
+    # Attention over int8 multiplies 16-bit by 8-bit numbers, for which no limit is measured.
     for kernel, dtype, arithmetic in (("attention", torch.bfloat16, "bf16"), ("attention, int8", torch.int8, "")):
         for sequences, new_tokens in ((1, 1), (8, 1), (32, 1), (1, 256)):
             cache, count = FilledCache.of(backend, sequences, new_tokens, dtype), sequences * new_tokens

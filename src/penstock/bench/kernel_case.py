@@ -1,4 +1,4 @@
-"""A case of `kernels`: one call to time, and the sizes that cases share: those of the default model."""
+"""A case of `kernels`: one call to time. Also the sizes that cases share, which are the default model's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTEXT, BLOCK = 512, 16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing to time: bytes and operations of a call; `arithmetic` is "" where operations are beside the point."""
+    """One call to time, with its bytes and operations; `arithmetic` is "" if operations do not matter."""
 
     kernel: str
     form: str

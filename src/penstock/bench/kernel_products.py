@@ -1,7 +1,7 @@
-"""The cases of products with packed weights, and of rows looked up in them.
+"""The cases of products with packed weights, and of lookups of their rows.
 
-Decides what the weights are: random ones, with copies in turns so that none is in the cache when it is used again, as
-in a model that does not fit there.
+Decides what the weights are: random, with rotating copies so that none is in the cache when it is used again, as in a
+model larger than the cache.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LINEAR_SHAPES = ((HIDDEN, 2 * INNER), (2048, 5632))
 """Inputs and outputs: the widest layer of the default model, and one of a model of 1.1 billion weights."""
 
 COLD_BYTES = 96 << 20
-"""Weights in rotation, and more than the caches of most machines."""
+"""Bytes of weights in rotation: more than the caches of most machines hold."""
 
 _PACK: dict[str, Callable[[Tensor], PackedWeight]] = {
     "bf16": pack_bf16,
@@ -79,14 +79,14 @@ _PARTS: dict[str, tuple[PackedKind, Callable[[int], BlockParts]]] = {
     "q4k": (PackedKind.Q4K, _q4_k_parts),
     "q6k": (PackedKind.Q6K, _q6_k_parts),
 }
-"""Random parts of so many blocks of GGUF's Q4_K and Q6_K, the two forms that most of a Q4_K_M file is in."""
+"""Random parts of a number of blocks of GGUF's Q4_K and Q6_K, the two forms that make up most of a Q4_K_M file."""
 
 NUMBER_KINDS = tuple(_PACK)
-"""The kinds into which numbers are rounded, whatever their count. The others take whole blocks of 256 inputs."""
+"""The kinds that round any number of inputs. The others take whole blocks of 256 inputs."""
 
 
 def random_weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
-    """A weight of numbers in the size that a layer's have; of random blocks for a kind outside `NUMBER_KINDS`."""
+    """A weight of random numbers as large as a layer's; of random blocks for a kind outside `NUMBER_KINDS`."""
     if kind in _PACK:
         return _PACK[kind](torch.randn(outputs, inputs) * inputs**-0.5)
     form, parts = _PARTS[kind]
@@ -94,17 +94,17 @@ def random_weight(kind: str, outputs: int, inputs: int) -> PackedWeight:
 
 
 def _kinds(inputs: int) -> tuple[str, ...]:
-    """Those that can hold rows of so many inputs."""
+    """The kinds that can hold rows of `inputs` inputs."""
     return (*_PACK, *(() if inputs % _BLOCK_INPUTS else _PARTS))
 
 
 def arithmetic_of(kind: str) -> str:
-    """Whose limit counts: `fp32`, `bf16` or `int8`."""
+    """The arithmetic whose limit applies: `fp32`, `bf16` or `int8`."""
     return {"bf16": "bf16", "f32": "fp32"}.get(kind, "int8")
 
 
 def activations_dtype(kind: str) -> torch.dtype:
-    """Of the activations of a model with such weights."""
+    """The dtype of activations in a model with such weights."""
     return torch.float32 if kind == "f32" else torch.bfloat16
 
 
@@ -112,7 +112,7 @@ _AnyPacked = TypeVar("_AnyPacked")
 
 
 class _Turns(Generic[_AnyPacked]):
-    """Copies of a weight that take turns."""
+    """Copies of a weight, used in rotation."""
 
     def __init__(self, copy: Callable[[], _AnyPacked], nbytes: int) -> None:
         self._copies = [copy() for _ in range(-(-COLD_BYTES // nbytes))]
@@ -124,7 +124,7 @@ class _Turns(Generic[_AnyPacked]):
 
 
 def copied_weight(weight: PackedWeight, memory: WeightMemory) -> PackedWeight:
-    """The same weight in memory of its own."""
+    """A copy of the weight in memory of its own."""
     return replace(weight, data=memory.take(weight.nbytes).copy_(weight.data))
 
 
@@ -151,7 +151,7 @@ def _product_cases(
 
 
 def _onednn_cases(backend: CpuBackend) -> Iterator[Case]:
-    """The same products by oneDNN, which serves where it has AMX or is asked to; none where torch lacks it."""
+    """The same products by oneDNN, which is used if it has AMX or is asked for; none if torch lacks it."""
     for inputs, outputs in LINEAR_SHAPES if onednn_linear.available() else ():
         numbers = torch.randn(outputs, inputs) * inputs**-0.5
         weight = pack_onednn(numbers)
@@ -197,5 +197,5 @@ def residual_cases(backend: CpuBackend) -> Iterator[Case]:
 
 
 def gated_cases(backend: CpuBackend) -> Iterator[Case]:
-    """Gates and what they weigh in one product."""
+    """Products that compute gates and the gated values together."""
     return _product_cases(backend, kernel="linear, gated", product=packed_gated_linear)

@@ -1,11 +1,11 @@
-"""The compiled kernels one by one beside what the machine can do at best; long, for each has operands of its own.
+"""Times the compiled kernels one by one against the machine's limits; long, because each needs its own operands.
 
-Decides what is run: random operands in the sizes of the default model, weights in turns so that none is in the cache
-when it is used again (as in a model that does not fit there), keys and values in scattered blocks. Each time is the
-best of a few short rounds, the calls from Python included. Counts only what must be read and computed: weights, keys
-and values, or the rows themselves.
+Decides what is run: random operands in the sizes of the default model, rotating weights so that none is in the cache
+when it is used again (as in a model larger than the cache), keys and values in scattered blocks. Each time is the best
+of a few short rounds, the calls from Python included. Counts only what must be read and computed: weights, keys and
+values, or the rows themselves.
 
-With its cases (`kernel_products`, `kernel_attention`) and `quality`, the only part of this room that holds tensors.
+With its cases (`kernel_products`, `kernel_attention`) and `quality`, the only part of this package that holds tensors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ LIMIT_BYTES = 256 << 20
 
 
 def best_seconds(call: Callable[[], object], rounds: int = 4, least: float = 0.03) -> float:
-    """Seconds of one call: the best of a few rounds, each of as many calls as fill a moment."""
+    """Seconds per call: the best of a few rounds, each of as many calls as take about `least` seconds."""
     call()
     start = time.perf_counter()
     call()
@@ -77,7 +77,7 @@ def best_seconds(call: Callable[[], object], rounds: int = 4, least: float = 0.0
 
 
 def shortest_seconds(call: Callable[[], object], spent: float = 0.2) -> float:
-    """The quickest of as many single calls as fill `spent` seconds: what others on the machine disturb counts less."""
+    """Seconds of the fastest of as many single calls as fit in `spent` seconds: less sensitive to other processes."""
     call()
     best, until = float("inf"), time.perf_counter() + spent
     while (start := time.perf_counter()) < until:
@@ -90,9 +90,9 @@ def measure_limits(backend: CpuBackend, rounds: int = 100_000, memory_bytes: int
     """The machine's limits with the threads and instruction set of a backend; about a second.
 
     Args:
-        backend: whose.
-        rounds: of independent products, in one call.
-        memory_bytes: read at once; must be far more than the caches hold.
+        backend: the backend.
+        rounds: rounds of independent products in one call.
+        memory_bytes: bytes read at once; must be far more than the caches hold.
     """
     memory = WeightMemory().take(memory_bytes).fill_(0)
 
@@ -105,7 +105,7 @@ def measure_limits(backend: CpuBackend, rounds: int = 100_000, memory_bytes: int
 
 
 def kernel_rows(backend: CpuBackend, names: Sequence[str], announce: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Time the kernels of some of `KERNELS`; a row of JSON each; `announce` is called before each."""
+    """Time the cases of these entries of `KERNELS`; yields a JSON row per case and calls `announce` before each."""
     for name in names:
         for case in KERNELS[name](backend):
             announce(f"{case.kernel} {case.form} {case.rows}")
@@ -121,13 +121,13 @@ def kernel_rows(backend: CpuBackend, names: Sequence[str], announce: Callable[[s
 
 
 def with_shares(row: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """The row with its shares of the limits; the share of operations is None where they are beside the point."""
+    """The row with its shares of the limits; the share of operations is None if they do not matter."""
     ops = row["ops_per_s"] / limits.ops(row["arithmetic"]) if row["arithmetic"] else None
     return row | {"read_share_of_limit": row["bytes_per_s"] / limits.read_bytes, "ops_share_of_limit": ops}
 
 
 def kernel_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for people; a share above 1 of the read limit means that the cache served."""
+    """The rows for people; a share of the read limit above 1 means that reads hit the cache."""
     heads = (
         f"{'kernel':<18} {'form':<20} {'rows':>5} {'us':>10} {'GB/s':>8} {'of limit':>8} {'GFLOP/s':>9} {'of limit':>8}"
     )
@@ -196,7 +196,7 @@ def _decoder_cases(backend: CpuBackend) -> Iterator[Case]:
 
 
 def _decoder(backend: CpuBackend, kind: str) -> tuple[CompiledExecutor, int, int]:
-    """A decoder in the shape of the default model, its bytes and its weights; layers are copies of one."""
+    """A decoder in the shape of the default model, its bytes and its weight count; all layers are copies of one."""
     memory = WeightMemory()
     width = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
     shapes = ((width, HIDDEN), (HIDDEN, Q_HEADS * HEAD_DIM), (2 * INNER, HIDDEN), (HIDDEN, INNER))
@@ -217,7 +217,7 @@ def _decoder(backend: CpuBackend, kind: str) -> tuple[CompiledExecutor, int, int
         embedding=(),
         layers=tuple(layer(index) for index in range(LAYERS)),
         final=normalize(stream, Register(OUT, HIDDEN)),
-        head=Head(made[0]),  # not computed: it says in which dtype hidden states come out
+        head=Head(made[0]),  # not computed: it decides the dtype of the hidden states
         caches=(KvCacheSpec(KV_HEADS, HEAD_DIM),) * LAYERS,
     )
     executor = CompiledExecutor(program, activations_dtype(kind), backend)
@@ -242,4 +242,4 @@ KERNELS: dict[str, Callable[[CpuBackend], Iterator[Case]]] = {
     "sampler": _sampler_cases,
     "decoder": _decoder_cases,
 }
-"""What can be timed, by the name that the command line has for it."""
+"""What can be timed, by its name on the command line."""

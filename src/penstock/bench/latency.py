@@ -1,13 +1,13 @@
 """The figures of a load test: TTFT, TPOT, ITL, E2E, throughput and goodput.
 
-The definitions are the ones that most engines publish by; all times are in milliseconds:
+The definitions are the usual ones in published measurements; all times are in milliseconds:
 
     TTFT   first content - sent
     TPOT   (last content - first content) / (output tokens - 1); undefined for one token
-    ITL    each gap between two events with content, of all requests together; an event may carry several tokens
+    ITL    each gap between two events with content, pooled over all requests; an event may carry several tokens
     E2E    end of the answer - sent
 
-Failed requests are counted, and are in no other figure. Knows nothing of HTTP.
+Failed requests are counted, but only answered ones enter latencies, tokens and goodput. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Latency:
         )
 
     def meets(self, goals: Mapping[str, float]) -> bool:
-        """Whether every goal is kept; what is undefined breaks none."""
+        """Whether every goal is met; an undefined latency meets any."""
         return not any(getattr(self, name) > bound for name, bound in goals.items())
 
 
 def parse_goals(words: Sequence[str]) -> dict[str, float]:
-    """Bounds of goodput from words such as `ttft:200` and `tpot:50`, in milliseconds.
+    """Parse goodput bounds from words such as `ttft:200` and `tpot:50`, in milliseconds.
 
     Raises:
-        ConfigError: a word is not of that form, or names a bound twice.
+        ConfigError: a word is not of that form, or a bound is given twice.
     """
     goals: dict[str, float] = {}
     for word in re.split(r"[\s,]+", " ".join(words).strip()) if words else ():
@@ -77,7 +77,7 @@ def parse_goals(words: Sequence[str]) -> dict[str, float]:
 def serve_summary(outcomes: Sequence[Outcome], goals: Mapping[str, float]) -> dict[str, Any]:
     """The figures of a test of at least one request, as JSON.
 
-    Throughput is over the time from the first request's leaving to the last answer's end, failures included.
+    Throughput is over the time from sending the first request to the end of the last answer, failures included.
     """
     answered = [outcome for outcome in outcomes if not outcome.error]
     latencies = [Latency.of(outcome) for outcome in answered]
@@ -109,13 +109,13 @@ def serve_summary(outcomes: Sequence[Outcome], goals: Mapping[str, float]) -> di
 
 
 def _cached(answered: Sequence[Outcome]) -> int | None:
-    """Prompt tokens that came from the server's prefix cache; None where it never said."""
+    """Prompt tokens that came from the server's prefix cache; None if the server never reported them."""
     counts = [outcome.cached_tokens for outcome in answered if outcome.cached_tokens is not None]
     return sum(counts) if counts else None
 
 
 def request_record(outcome: Outcome) -> dict[str, Any]:
-    """One request as JSON, for those who want another figure than ours."""
+    """One request as JSON, to compute other figures from."""
     record: dict[str, Any] = {"due_s": outcome.due, "sent_s": outcome.sent, "ended_s": outcome.ended}
     record |= {"prompt_tokens": outcome.prompt_tokens, "output_tokens": outcome.output_tokens}
     record["cached_prompt_tokens"] = outcome.cached_tokens

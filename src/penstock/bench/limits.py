@@ -1,9 +1,9 @@
-"""What a machine could do at best, and what share of it a measurement reached.
+"""The best that a machine could do, and the share of it that a measurement reached.
 
 A step takes at least as long as reading its weights, keys and values once, and as its arithmetic at the rate of
 independent products in registers; its limit is the longer of the two (the roofline of Williams, Waterman
 and Patterson, 2009). The program says what a step reads and computes (`nn.cost`). Norms and sampling are not
-counted, so shares err on the low side. Knows no tensors; `kernels` measures the limits.
+counted, so shares err on the low side. Does not know tensors; `kernels` measures the limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MEASURED = ("read_bytes", "fp32_ops", "bf16_ops", "int8_ops")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A machine's limits with some number of threads, a second: bytes read, operations in each arithmetic."""
+    """A machine's limits with some number of threads: bytes read and operations in each arithmetic, per second."""
 
     isa: str
     threads: int
@@ -32,11 +32,11 @@ class Limits:
     int8_ops: float
 
     def ops(self, arithmetic: str) -> float:
-        """Operations a second in `fp32`, `bf16` or `int8`."""
+        """Operations per second in `fp32`, `bf16` or `int8`."""
         return {"fp32": self.fp32_ops, "bf16": self.bf16_ops, "int8": self.int8_ops}[arithmetic]
 
     def or_better(self, later: Limits) -> Limits:
-        """The higher of each of two measurements: whatever disturbed one only lowered it."""
+        """The higher value of each of two measurements: a disturbance can only lower them."""
         better = {name: max(getattr(self, name), getattr(later, name)) for name in MEASURED}
         return replace(self, **better)
 
@@ -47,12 +47,12 @@ class Limits:
 
 
 def shares(row: Mapping[str, Any], costs: Mapping[str, StepCost], limits: Limits) -> dict[str, float]:
-    """What part of the limit the medians of a row reached, as JSON: 1 is the limit.
+    """The share of the limit that the medians of a row reached, as JSON: 1 is the limit.
 
     Args:
-        row: rates of a load, as `batch.summary` has them.
-        costs: of its steps, as `batch.costs` has them.
-        limits: of the machine, measured in the same run.
+        row: rates of a load, from `batch.summary`.
+        costs: costs of its steps, from `batch.costs`.
+        limits: the machine's limits, measured in the same run.
     """
     streams, prompt = row["streams"], row["prompt_tokens"]
     return {
@@ -71,7 +71,7 @@ def limits_line(limits: Limits) -> str:
 
 
 def share_text(row: Mapping[str, Any]) -> str:
-    """The shares of a row for people; "" where it has none."""
+    """The shares of a row for people; "" if it has none."""
     if "decode_share_of_limit" not in row:
         return ""
     return f"  {row['prefill_share_of_limit']:.0%}, {row['decode_share_of_limit']:.0%} of the machine's limit"

@@ -41,7 +41,7 @@ def cpus() -> int:
 
 
 def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor as it calls itself; where the system does not tell, its architecture."""
+    """The processor's model name; its architecture if the system does not tell."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -51,14 +51,14 @@ def processor_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory, where the system tells."""
+    """Physical memory in bytes; None if the system does not tell."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def load_average() -> float | None:
-    """Runnable processes over the last minute: a figure above zero before a run means that it was not alone."""
+    """Average number of runnable processes over the last minute: above zero before a run, the machine was not idle."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 

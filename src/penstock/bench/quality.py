@@ -1,10 +1,10 @@
-"""What a variant of weights and KV cache costs: its predictions beside float32's of the same weights, on a text.
+"""Measures what a variant of weights and KV cache costs in quality, against float32 with the same weights, on a text.
 
-The text is cut into chunks, each computed alone; predictions in the second half of a chunk, which have context, are
-compared. Chunks, scored positions, BOS and standard errors follow llama.cpp's `llama-perplexity`, so that its figures
-can stand beside ours.
+The text is cut into chunks, each computed alone; only predictions in the second half of a chunk are compared, because
+they have context. Chunks, scored positions, BOS and standard errors follow llama.cpp's `llama-perplexity`, so that its
+figures are comparable to ours.
 
-Knows models only as scorers. Memory: the reference's hidden states, and logits of a few positions at a time.
+Requires of a model only that it scores. Memory: the reference's hidden states, and logits of a few positions at a time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 CORPUS = Path(__file__).with_name("corpus") / "northanger-abbey.txt"
 _POSITIONS = 32
-"""Scored at a time: their logits in float64 stay small beside the model."""
+"""Positions scored at a time: their logits in float64 stay small compared with the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +65,28 @@ class Chunks:
 
     @property
     def first(self) -> int:
-        """The first position of a chunk that is scored: those before it have too little to go by."""
+        """The first position of a chunk that is scored: earlier positions have too little context."""
         return self.context // 2
 
     @property
     def positions(self) -> int:
-        """How many are scored in all; the last of a chunk is not, since what follows it is not in the chunk."""
+        """Number of scored positions; a chunk's last one is not scored, because its next token is not in the chunk."""
         return len(self.tokens) * (self.context - 1 - self.first)
 
 
 def cut(text: TextModel, written: str, context: int, most_tokens: int = 0) -> Chunks:
-    """The chunks of a text; a rest that fills none is left out.
+    """Cut a text into chunks; a remainder that fills none is left out.
 
-    Where the model's tokenizer begins texts with BOS, each chunk's first token is replaced by it.
+    If the model's tokenizer begins texts with BOS, each chunk's first token is replaced by it.
 
     Args:
         text: the model's tokenizer.
         written: the text.
-        context: tokens of a chunk, at least 4.
-        most_tokens: use no more than the first so many; 0 takes all.
+        context: tokens per chunk, at least 4.
+        most_tokens: use at most this many tokens of the text; 0 uses all.
 
     Raises:
-        ConfigError: there is not one whole chunk.
+        ConfigError: the text does not fill one chunk.
     """
     ids = text.tokenizer.encode(written)
     kept = ids[:most_tokens] if most_tokens else ids
@@ -103,9 +103,9 @@ class ScoredModel:
     """A model whose predictions are scored.
 
     Attributes:
-        name: of its variant.
-        dtype: of its activations.
-        weight_bytes: what its weights take.
+        name: the variant's name.
+        dtype: dtype of the activations.
+        weight_bytes: size of the weights.
     """
 
     name: str
@@ -118,7 +118,7 @@ def load_scored(config: EngineConfig, files: ModelFiles, context: int) -> Scored
     """Load the model as `config` says, ready for texts of `context` tokens.
 
     Raises:
-        SetupError: the machine does not allow the variant, or the model's context is shorter.
+        SetupError: the machine does not allow the variant, the model's context is shorter, or the model only embeds.
     """
     loaded = load_model(config, files, _say_nothing)
     if loaded.program.looks_ahead:
@@ -138,7 +138,7 @@ def load_scored(config: EngineConfig, files: ModelFiles, context: int) -> Scored
 def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[str]) -> tuple[EngineConfig, ...]:
     """`config` in each variant of `wanted`, names of `variants.VARIANTS`.
 
-    Without any, in every weight format that this model and this machine allow, each with the KV cache of `config`.
+    If `wanted` is empty: every weight format that this model and this machine allow, with the KV cache of `config`.
 
     Raises:
         ConfigError: the model or the machine does not allow a wanted one.
@@ -161,19 +161,19 @@ def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[
 
 
 class Reference:
-    """What float32 predicts at every scored position of a text. Owns its model."""
+    """float32's predictions at every scored position of a text. Owns its model."""
 
     def __init__(self, model: ScoredModel, chunks: Chunks, advance: Callable[[], object]) -> None:
-        """Compute them; `advance` is called after each chunk."""
+        """Compute the predictions; `advance` is called after each chunk."""
         self.chunks = chunks
         self._scorer = model.scorer
         self._hidden: list[Any] = []
         for chunk in chunks.tokens:
-            self._hidden.append(model.scorer.hidden(chunk)[chunks.first : -1].clone())  # the rest is let go
+            self._hidden.append(model.scorer.hidden(chunk)[chunks.first : -1].clone())  # the other positions are freed
             advance()
 
     def pieces(self, index: int) -> Iterator[tuple[slice, Any]]:
-        """The logits of a chunk's scored positions, a few at a time, and which of the scored ones they are."""
+        """(slice of the chunk's scored positions, their logits), a few positions at a time."""
         hidden = self._hidden[index]
         for start in range(0, len(hidden), _POSITIONS):
             piece = slice(start, min(start + _POSITIONS, len(hidden)))
@@ -182,7 +182,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of each scored position, in order; see `exec.divergence.Divergence`."""
+    """The scores of each scored position, in order; see `exec.divergence.Divergence`."""
 
     kl: list[float] = field(default_factory=list)
     same_top: list[bool] = field(default_factory=list)
@@ -198,19 +198,19 @@ class Scores:
 
 
 class Steps(Protocol):
-    """Whoever shows how far a measurement is."""
+    """Shows the progress of a measurement."""
 
     def __call__(self, chunks: int = 1) -> None:
-        """So many chunks more are done."""
+        """Note that `chunks` more chunks are done."""
 
     def name(self, what: str) -> None:
-        """Say what is measured from now on."""
+        """Say what is measured next."""
 
 
 def measure(
     config: EngineConfig, files: ModelFiles, variants: Sequence[EngineConfig], chunks: Chunks, steps: Steps
 ) -> tuple[Reference, list[Quality]]:
-    """float32's predictions and the figures of each variant beside them, one model in memory besides float32's.
+    """float32's predictions and the figures of each variant against them; holds one model besides float32's at a time.
 
     Raises:
         SetupError: the machine does not allow a variant, or the model's context is shorter than a chunk.
@@ -225,7 +225,7 @@ def _float32(config: EngineConfig) -> EngineConfig:
 
 
 def _measure(config: EngineConfig, files: ModelFiles, reference: Reference, steps: Steps) -> Quality:
-    """One variant; its weights are freed at the end."""
+    """Measure one variant; its weights are freed at the end."""
     steps.name(f"penstock {variant_name(config)}")
     model = load_scored(config, files, reference.chunks.context)
     name = f"penstock {model.name}"
@@ -251,13 +251,13 @@ class Quality:
     """The figures of one variant of a model. Errors are standard errors, as if positions were independent.
 
     Attributes:
-        name: who computed what.
-        weight_bytes: of its weights: in memory for ours, of the file for others'.
-        positions: how many were scored.
-        kl_mean: mean divergence from float32, nats a token; its median, percentiles and largest follow.
+        name: the engine and its variant.
+        weight_bytes: size of the weights: in memory for ours, of the file for other engines.
+        positions: number of scored positions.
+        kl_mean: mean divergence from float32, in nats per token; its median, percentiles and maximum follow.
         same_top: share of positions, 0 to 1, where float32's top token stays the top one.
-        perplexity: of the text.
-        reference_perplexity: float32's.
+        perplexity: perplexity of the text.
+        reference_perplexity: float32's perplexity.
         log_ratio: natural logarithm of `perplexity` over `reference_perplexity`.
     """
 
@@ -279,7 +279,7 @@ class Quality:
 
     @classmethod
     def of(cls, name: str, weight_bytes: int, scores: Scores) -> Quality:
-        """Sum up at least two positions."""
+        """Summarise at least two positions."""
         rises = [ours - theirs for ours, theirs in zip(scores.nll, scores.reference_nll, strict=True)]
         hits = [float(same) for same in scores.same_top]
         return cls(
@@ -306,7 +306,7 @@ class Quality:
 
 
 def _standard_error(samples: Sequence[float]) -> float:
-    """Of the mean of at least two independent samples."""
+    """Standard error of the mean of at least two independent samples."""
     return statistics.stdev(samples) / math.sqrt(len(samples))
 
 
@@ -326,4 +326,4 @@ def quality_table(rows: Sequence[Quality]) -> str:
 
 
 def _say_nothing(line: str) -> None:
-    """The start report is the engine's, not a measurement's."""
+    """Drop a line of the start report: it does not belong in a measurement."""

@@ -1,8 +1,8 @@
 """A load test of any server that speaks OpenAI's streaming API: sends calls when they are due and times every event.
 
-Content is an event that carries text, reasoning or a tool call; the chunk that only opens the message is none. Times
-are taken when bytes are read, before they are parsed. A slow answer never delays the next call, unless `concurrency`
-limits how many run at once. Figures are computed in `latency`.
+An event counts as content if it carries text, reasoning or a tool call; the chunk that only opens the message does not.
+Times are taken when bytes are read, before they are parsed. A slow answer never delays the next call, unless
+`concurrency` limits how many run at once. Figures are computed in `latency`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RequestOptions:
     Attributes:
         endpoint: `completions` (prompts as token ids: lengths are exact) or `chat` (one user message of as many
             single letters as the prompt has tokens; tokenizer and template decide how many tokens they become).
-        ignore_eos: ask for exactly the wanted number of tokens: an extension that most engines know.
+        ignore_eos: ask for exactly the wanted number of tokens, by an extension that most engines know.
         headers: added to every request, such as `Authorization`.
         timeout: seconds after which a request counts as failed.
     """
@@ -44,7 +44,7 @@ class RequestOptions:
     timeout: float = 600.0
 
     def body(self, call: Call) -> bytes:
-        """The request of a call."""
+        """The JSON body of a call's request."""
         fields: dict[str, Any] = {"model": self.model, "max_tokens": call.output_tokens, "temperature": 0}
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
         if self.ignore_eos:
@@ -58,17 +58,17 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a call. Moments are seconds after the start of the test.
+    """The outcome of a call. Times are in seconds after the start of the test.
 
     Attributes:
-        due: when it was to be sent.
-        sent: when it was; later than `due` where the concurrency was limited or the load generator too slow.
-        content: the moment of every event that carried content.
+        due: when the call was to be sent.
+        sent: when it was sent; later than `due` if the concurrency was limited or the load generator too slow.
+        content: the time of every event that carried content.
         ended: the end of the answer.
-        prompt_tokens, output_tokens: as the server counted them; where it does not, the prompt's length and the number
-            of events with content.
-        counted: whether the server counted.
-        cached_tokens: how many of the prompt's the server had in its prefix cache; None where it does not say.
+        prompt_tokens, output_tokens: as the server counted them; if it does not, the prompt's length and the number of
+            events with content.
+        counted: whether the server counted the output tokens.
+        cached_tokens: prompt tokens that the server had in its prefix cache; None if it does not say.
         error: why it failed, or "".
     """
 
@@ -90,14 +90,14 @@ async def drive(
     on_outcome: Callable[[Outcome], object] | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[Outcome]:
-    """Send every call when it is due; results in the order of the calls. No call's failure ends the test.
+    """Send every call when it is due; return outcomes in the order of the calls. No call's failure ends the test.
 
     Args:
         calls: the workload.
-        options: of every request.
-        concurrency: most requests under way at once; 0 for no limit.
-        on_outcome: called as each ends, for a progress bar.
-        now: a monotone clock, in seconds.
+        options: the options of every request.
+        concurrency: most requests in flight at once; 0 for no limit.
+        on_outcome: called as each call ends, for a progress bar.
+        now: a monotonic clock, in seconds.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
     bodies = [options.body(call) for call in calls]  # written before the clock starts
@@ -150,7 +150,7 @@ async def _ask(options: RequestOptions, call: Call, body: bytes, elapsed: Callab
 
 
 class _Answer:
-    """The moments and the usage of one answer; owned by the `_ask` that reads it."""
+    """The event times and usage of one answer; owned by the `_ask` that reads it."""
 
     def __init__(self) -> None:
         self.content: list[float] = []
@@ -161,7 +161,7 @@ class _Answer:
         """Note an event.
 
         Raises:
-            HttpFailure: it says that the answer failed, or is not JSON.
+            HttpFailure: the event reports that the answer failed, or is not a JSON object.
         """
         if data == "[DONE]":
             return
@@ -184,7 +184,7 @@ class _Answer:
 
 
 def has_content(choice: Mapping[str, Any]) -> bool:
-    """Whether a chunk's choice brings something to read: a role, a finish reason or an empty string do not."""
+    """Whether a chunk's choice carries content; a role, a finish reason or an empty string is not content."""
     if choice.get("text"):
         return True
     delta = choice.get("delta") or {}

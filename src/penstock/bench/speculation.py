@@ -1,8 +1,8 @@
-"""What guesses save: the same tasks with them and without, in turns, and whether every token is the same.
+"""Measures what guesses save: runs the same tasks with and without guesses, in turns, and compares every token.
 
 A run has an engine of its own, so that it remembers no earlier run's answers. Prompts are cached and forms compiled
-before the clock starts: guesses save steps of answers, and the first form of an engine takes half a second to compile.
-Knows an engine only as something that answers lists of prompts.
+before the clock starts, because guesses save only decode steps, and an engine's first form takes half a second to
+compile. Requires of an engine only that it answers lists of prompts.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Answers(Protocol):
         ...
 
     def generate(self, prompts: Sequence[Any], sampling_params: SamplingParams, *, use_tqdm: bool) -> Sequence[Any]:
-        """Go on with prompts."""
+        """Continue prompts."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
-    """One run of a task by some streams at once.
+    """One run of a task by several streams at once.
 
     Attributes:
-        seconds: that all answers took.
-        steps: of the engine.
-        tokens: of each answer.
+        seconds: time for all answers.
+        steps: steps that the engine computed.
+        tokens: the token ids of each answer.
     """
 
     seconds: float
@@ -48,7 +48,7 @@ class TaskRun:
 
     @property
     def tokens_s(self) -> float:
-        """Generated tokens a second, of all streams."""
+        """Generated tokens per second, over all streams."""
         return sum(map(len, self.tokens)) / self.seconds
 
 
@@ -63,12 +63,12 @@ def run_task(
     """Run a task once.
 
     Args:
-        engine: without other work.
-        task: what is asked.
-        streams: how many ask at once, each something else.
-        vocab_size: of the model.
-        steps: how many steps the engine has computed.
-        now: a monotone clock, in seconds.
+        engine: an engine without other work.
+        task: the task.
+        streams: number of streams at once, each with its own prompt.
+        vocab_size: size of the model's vocabulary.
+        steps: returns how many steps the engine has computed.
+        now: a monotonic clock, in seconds.
 
     Raises:
         EngineFault: an answer failed.
@@ -77,7 +77,7 @@ def run_task(
     form: dict[str, Any] = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
     params = SamplingParams(max_tokens=task.max_tokens, **task.sampling, **form)
     _answer(engine, asked, SamplingParams(max_tokens=1))
-    if form:  # compiled for answers of this length; one that ends at once leaves nothing to guess from
+    if form:  # compile the form for this answer length; an answer that ends at once leaves nothing to guess from
         _answer(engine, asked[:1], SamplingParams(max_tokens=task.max_tokens, stop=["["], **form))
     began, before = now(), steps()
     answers = _answer(engine, asked, params)

@@ -1,6 +1,6 @@
-"""What guesses are measured with: five tasks, from answers that repeat their prompt to ones that repeat nothing.
+"""The tasks for measuring guesses: five, from answers that repeat their prompt to answers that repeat nothing.
 
-Each has as many variants as there are streams, so that no stream's prompt is another's.
+Each varies with the stream's number, so that streams have different prompts.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Task:
     """A kind of work.
 
     Attributes:
-        ask: a stream's number and the size of the vocabulary -> what it is asked: a message, or a prompt of token ids.
-        max_tokens: of an answer.
-        sampling: sampling parameters beside.
-        schema: of the answer; None for free text.
+        ask: (stream number, vocabulary size) -> what the stream is asked: a message, or a prompt of token ids.
+        max_tokens: most tokens of an answer.
+        sampling: the other sampling parameters.
+        schema: JSON Schema of the answer; None for free text.
     """
 
     name: str

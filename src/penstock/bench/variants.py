@@ -1,7 +1,7 @@
 """Variants of Penstock in a measurement, by name: a weight format, and a dtype of the KV cache.
 
 A name is a value of `quantization`, alone or with `:int8-kv` for keys and values in int8: `file`, `none:int8-kv`. All
-other options stay as the operator chose them. Whether a model and a machine allow a variant is not known here.
+other options stay as the operator chose them. Does not know whether a model and a machine allow a variant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIANTS = (*QUANTIZATIONS, *(f"{each}{_INT8_KV}" for each in QUANTIZATIONS))
 
 
 def with_variant(config: EngineConfig, name: str) -> EngineConfig:
-    """`config` with the options that the name of a variant stands for.
+    """`config` with the options that a variant's name stands for.
 
     Raises:
         ConfigError: there is no such quantization.

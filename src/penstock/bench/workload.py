@@ -1,7 +1,7 @@
 """What a load test sends, and when: arrivals, prompt lengths, shared prefixes, traces.
 
-The whole workload is drawn from a seed before the first request leaves, so that the same options send the same bytes at
-the same offsets to any server. Knows neither HTTP nor clocks.
+The whole workload is drawn from a seed before the first request is sent, so that the same options send the same bytes
+at the same offsets to any server. Does not know HTTP or clocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Arrivals", "Call", "Lengths", "make_calls", "read_trace"]
 
 TRACE_KEYS = ("offset", "prompt_tokens", "output_tokens")
 HASHED_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
-"""Of the traces that Alibaba published of Qwen's service (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)."""
+"""Keys of Alibaba's published traces of Qwen's service (github.com/alibaba-edu/qwen-bailian-usagetraces-anon)."""
 
 HASHED_BLOCK = 16
 """Tokens that each of a prompt's `hash_ids` stands for: equal ids, equal tokens."""
@@ -28,11 +28,11 @@ HASHED_BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request to come.
+    """One request to send.
 
     Attributes:
-        offset: seconds after the start at which it is due.
-        prompt: its token ids.
+        offset: when it is due, in seconds after the start.
+        prompt: the prompt's token ids.
         output_tokens: how many tokens it asks for.
     """
 
@@ -50,10 +50,10 @@ class Lengths:
 
     @classmethod
     def parse(cls, option: str, text: str) -> Lengths:
-        """`128`, or `64:256` for a range.
+        """Parse `128`, or `64:256` for a range.
 
         Raises:
-            ConfigError: naming `option`.
+            ConfigError: the text is neither; names `option`.
         """
         match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text.strip())
         if match is None:
@@ -64,16 +64,16 @@ class Lengths:
         return cls(lowest, highest)
 
     def draw(self, randomness: random.Random) -> int:
-        """One of them."""
+        """Draw one length."""
         return randomness.randint(self.lowest, self.highest)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests come.
+    """When requests arrive.
 
     Attributes:
-        rate: requests a second; 0 sends all at once.
+        rate: requests per second; 0 sends all at once.
         poisson: exponential gaps with that mean (a Poisson process) instead of equal ones.
     """
 
@@ -87,7 +87,7 @@ class Arrivals:
             raise ConfigError("poisson", "needs --rate, the mean number of requests a second")
 
     def offsets(self, count: int, randomness: random.Random) -> Iterator[float]:
-        """Seconds after the start, rising; the first is 0."""
+        """Arrival times in seconds after the start, ascending; the first is 0."""
         at = 0.0
         for _ in range(count):
             yield at
@@ -97,7 +97,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What a trace tells of a call; `blocks` name what the prompt begins with, in tokens of `HASHED_BLOCK`."""
+    """A call's sizes in a trace; `blocks` identify the prompt's first blocks of `HASHED_BLOCK` tokens."""
 
     offset: float
     prompt_tokens: int
@@ -115,18 +115,17 @@ def make_calls(
     seed: int,
     prefixes: int = 1,
 ) -> list[Call]:
-    """Random prompts at random or regular times.
+    """Draw random prompts at random or regular times.
 
     Args:
-        count: how many.
-        arrivals: when.
+        count: number of calls.
+        arrivals: when they arrive.
         prompts: lengths of the prompts.
         outputs: numbers of tokens asked for.
-        shared_prefix: tokens that prompts begin with alike, before the `prompts` tokens of their own.
-        vocab_size: token ids are drawn uniformly from those below it.
-        seed: arrivals, lengths and contents each have their own stream of randomness, so changing the rate keeps the
-            prompts.
-        prefixes: how many different shared prefixes there are; each call draws one of them.
+        shared_prefix: length of the prefix that prompts share, before the `prompts` tokens of their own.
+        vocab_size: token ids are drawn uniformly from `range(vocab_size)`.
+        seed: arrivals, lengths and contents each have their own random stream, so changing the rate keeps the prompts.
+        prefixes: number of different shared prefixes; each call draws one of them.
     """
     lengths = random.Random(f"{seed}/lengths")  # noqa: S311 (a workload, not a secret)
     offsets = arrivals.offsets(count, random.Random(f"{seed}/arrivals"))  # noqa: S311
@@ -137,13 +136,14 @@ def make_calls(
 def read_trace(
     path: Path, shared_prefix: int, vocab_size: int, seed: int, prefixes: int = 1, speed: float = 1.0
 ) -> list[Call]:
-    """Calls of a recorded workload: JSON lines of `offset` (seconds), `prompt_tokens` and `output_tokens`.
+    """Read the calls of a recorded workload: JSON lines of `offset` (seconds), `prompt_tokens` and `output_tokens`.
 
-    Only sizes and times are in a trace; contents are drawn as in `make_calls`. Lines may also be of the kind that has
-    `HASHED_KEYS`; their prompts begin alike where their hashes do. `speed` 2 sends them in half the time.
+    A trace has only sizes and times; contents are drawn as in `make_calls`. Lines may also have `HASHED_KEYS`; prompts
+    then share a beginning if their hashes do. `speed` 2 sends the calls in half the time.
 
     Raises:
-        ConfigError: naming the file and the line.
+        ConfigError: the trace cannot be read, is empty or has an invalid line; names the file, and the line if one is
+            invalid.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -191,7 +191,7 @@ def _with_contents(sizes: Sequence[_Size], shared: int, vocab_size: int, seed: i
 
 
 def _named_tokens(size: _Size, vocab_size: int, seed: int) -> tuple[int, ...]:
-    """The tokens that a prompt's blocks stand for, cut to its length."""
+    """The tokens that a prompt's blocks stand for, cut to the prompt's length."""
     found: tuple[int, ...] = ()
     for block in size.blocks[: -(-size.prompt_tokens // HASHED_BLOCK)]:
         found += _tokens(random.Random(f"{seed}/block/{block}"), HASHED_BLOCK, vocab_size)  # noqa: S311

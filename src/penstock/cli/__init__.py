@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. The only room that reads the environment.
+"""The command line: parses, calls, prints. The only package that reads the environment.
 
 Exit codes: 0 done, 1 our failure, 2 a mistake in what the user gave (one line says which), 130 interrupted.
 """
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run(command: click.Command, name: str) -> None:
-    """Run a command under this name and exit with its code; users' mistakes are one line, not a traceback."""
+    """Run a command under this name and exit with its code; user errors are one line, not a traceback."""
     try:
         with ends_when_interrupted():
             code = _exit_code(command, name)
@@ -111,7 +111,7 @@ def _exit_code(command: click.Command, name: str) -> int:
 
 
 def _with_flag(mistake: PenstockError) -> str:
-    """The message; the option that it begins with as people type it, `--max-num-seqs` for `max_num_seqs`."""
+    """The message, with the option that it begins with as users type it: `--max-num-seqs` for `max_num_seqs`."""
     option = getattr(mistake, "option", "") or getattr(mistake, "param", "")
     said = str(mistake)
     if _OPTION.fullmatch(option) and option != "model" and said.startswith(option):

@@ -1,4 +1,4 @@
-"""`penstock bench`: measurements that anyone can repeat. How they are made is decided in `penstock.bench`."""
+"""`penstock bench`: measurements that anyone can repeat. `penstock.bench` decides how they are made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
     return click.option(flag, name, multiple=True, type=kind, default=default, show_default=True, help=help_text)
 
 
-# Options of the engine that a measurement has no use for: prompts are token ids, all of one rank, and none is queued.
+# Engine options without effect in a measurement: prompts are token ids, all of one rank, and none is queued.
 LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser", "chat_template", "generation_config"}
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
@@ -84,7 +84,7 @@ def batch_command(
     (config,) = build_configs(context, EngineConfig)
     loads = batch.grid(prompt_tokens, new_tokens, streams)
     head = provenance()
-    with lasting_imports():  # as in the server: collecting among what torch made would be measured too
+    with lasting_imports():  # as in the server: garbage collection over torch's objects would be measured too
         from penstock.exec.device import compute_threads
         from penstock.llm.offline import LLM
 
@@ -116,9 +116,9 @@ def batch_command(
 
 
 def measured_limits(threads: int, earlier: Limits | None = None) -> Limits | None:
-    """The machine's limits, or better ones than `earlier`; None without compiled kernels.
+    """The machine's limits, at least as high as `earlier`; None without compiled kernels.
 
-    With the instruction set that each process of ours takes, so that they are those of its kernels.
+    Measured with the instruction set that our other processes use too, so that the limits apply to their kernels.
     """
     from penstock.bench.kernels import measure_limits
     from penstock.exec.device import open_backend, resolve_device

@@ -1,4 +1,4 @@
-"""`penstock bench kernels`: the compiled kernels one by one, beside what the machine can do at best."""
+"""`penstock bench kernels`: the compiled kernels one by one, against the machine's limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.contract.errors import ConfigError
 __all__ = ["command"]
 
 NAMES = ("linear", "residual", "gated", "lookup", "attention", "rope", "norm", "activation", "sampler", "decoder")
-"""As `bench.kernels.KERNELS` has them, which brings torch in: not for --help."""
+"""The names in `bench.kernels.KERNELS`, which imports torch: too slow for --help."""
 
 
 @click.command("kernels")

@@ -1,4 +1,4 @@
-"""`penstock bench quality`: what each variant of weights and KV cache costs in quality, beside float32."""
+"""`penstock bench quality`: what each variant of weights and KV cache costs in quality, against float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "cut_text", "progress", "quality_options", "quality_record"]
 
-# Options of the engine that a measurement of quality has no use for.
+# Engine options without effect in a measurement of quality.
 _LEFT_OUT = NOT_OFFLINE | {
     "model",
     "quantization",
@@ -70,7 +70,7 @@ _OPTIONS = (
 
 
 def quality_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The options of a measurement of quality, with or without other engines; the engine's own come last."""
+    """Add the options of a quality measurement, with or without other engines; the engine's own come last."""
     function = json_option(config_options(EngineConfig, leave_out=_LEFT_OUT)(function))
     for option in reversed(_OPTIONS):
         function = option(function)
@@ -98,7 +98,7 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     from penstock.bench import quality
-    from penstock.loading import find_model  # brings torch in: not for --help
+    from penstock.loading import find_model  # imports torch: too slow for --help
 
     tell_torch_computes(config.device)
     files = find_model(config)
@@ -111,7 +111,7 @@ def command(
 
 
 def cut_text(files: ModelFiles, path: Path | None, context: int, tokens: int | None) -> tuple[Chunks, str]:
-    """The chunks of a text, Penstock's own without a `path`, and the text's name.
+    """The chunks of a text and its name; without a `path`, of Penstock's own text.
 
     Raises:
         ConfigError: the text cannot be read, or does not fill a chunk.
@@ -130,7 +130,7 @@ def cut_text(files: ModelFiles, path: Path | None, context: int, tokens: int | N
 def quality_record(
     config: EngineConfig, files: ModelFiles, text_name: str, chunks: Chunks, rows: list[Quality]
 ) -> dict[str, Any]:
-    """The measurement as JSON, but for the machine's part."""
+    """The measurement as JSON, without the machine's part."""
     return {
         "kind": "quality",
         "config": asdict(config),
@@ -144,7 +144,7 @@ def quality_record(
 
 
 class _Bar:
-    """`penstock.bench.quality.Steps` as a bar."""
+    """Implements `penstock.bench.quality.Steps` as a progress bar."""
 
     def __init__(self, bar: tqdm[Any]) -> None:
         self._bar = bar
@@ -153,12 +153,12 @@ class _Bar:
         self._bar.update(chunks)
 
     def name(self, what: str) -> None:
-        """Say what is measured from now on."""
+        """Say what is measured next."""
         self._bar.set_description(what)
 
 
 @contextmanager
 def progress(chunks: int) -> Iterator[_Bar]:
-    """A bar over so many chunks."""
+    """A progress bar over this many chunks."""
     with tqdm(total=chunks, unit="chunk", leave=False, disable=None) as bar:
         yield _Bar(bar)

@@ -23,15 +23,15 @@ json_option = click.option(
 
 
 def json_only(target: Path | None) -> bool:
-    """Whether standard output belongs to the record."""
+    """Whether the record goes to standard output; the table then goes to standard error."""
     return target is not None and str(target) == STANDARD_OUTPUT
 
 
 def report(table: str, record: dict[str, Any], target: Path | None) -> None:
-    """Print the table, and write the record where it is wanted.
+    """Print the table, and write the record if one is wanted.
 
     Raises:
-        ConfigError: it cannot be written there; it is on standard output then, for it took long to make.
+        ConfigError: the record cannot be written; it is printed to standard output then, because it took long to make.
     """
     click.echo(table, err=json_only(target))
     if target is None:

@@ -159,10 +159,10 @@ def _request_options(options: dict[str, Any]) -> serving.RequestOptions:
 async def _drive(
     calls: list[workload.Call], request_options: serving.RequestOptions, warm_up: int, concurrency: int
 ) -> list[serving.Outcome]:
-    """Warm up with requests like the first, one after the other; then the test.
+    """Warm up with requests like the first, one after the other; then run the test.
 
     Raises:
-        ConfigError: the warm-up was refused, so the rest would be.
+        ConfigError: the warm-up failed, so the test would fail too.
     """
     first = calls[0]
     for number in range(warm_up):

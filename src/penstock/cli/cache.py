@@ -22,7 +22,7 @@ NOT_RIGHT = 1
 
 _STORE = click.option("--kv-store", default="auto", show_default=True, help="As for `penstock serve`.")
 
-# Options of the engine that mean nothing to a verification: names, queues and parsers of answers.
+# Engine options that do not matter to a verification: names, queues and parsers of answers.
 _LEFT_OUT = NOT_OFFLINE | {
     *("model", "kv_store", "kv_store_bytes", "kv_cache_memory", "max_num_seqs", "prefix_caching", "tool_call_parser"),
     *("reasoning_parser", "tokenizer", "chat_template", "generation_config", "record", "state_checkpoint_interval"),
@@ -120,7 +120,7 @@ def verify(context: click.Context, /, blocks: int, seed: int, kv_store: str, **_
 
 
 def _root(option: str) -> Path:
-    """The folder that the option means."""
+    """The folder that the option names."""
     from penstock.store import store_root
     from penstock.weights.locate import default_cache_dir
 

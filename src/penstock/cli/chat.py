@@ -61,7 +61,7 @@ WIDTH = 100
 def command(context: click.Context, /, system: str, base_url: str, api_key: str, **_: object) -> None:
     """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
     (config,) = build_configs(context, EngineConfig)
-    sampling_params(context)  # what is out of range is said before the model is loaded
+    sampling_params(context)  # report values out of range before the model is loaded
     conversation = Conversation(system, _chosen(context))
     with _partner(context, config, base_url, api_key) as partner, interrupts_taken():
         from penstock.weights.locate import default_cache_dir
@@ -73,7 +73,7 @@ def command(context: click.Context, /, system: str, base_url: str, api_key: str,
 
 @contextmanager
 def _partner(context: click.Context, config: EngineConfig, base_url: str, api_key: str) -> Iterator[Partner]:
-    """Whom to talk to, as the options say."""
+    """The partner that the options select."""
     if base_url:
         from penstock.cli.chat_server import ServerPartner
 
@@ -87,7 +87,7 @@ def _partner(context: click.Context, config: EngineConfig, base_url: str, api_ke
     if api_key:
         raise ConfigError("api_key", "has no meaning without --base-url")
     with lasting_imports():
-        from penstock.llm.offline import LLM  # brings torch in: not for --help
+        from penstock.llm.offline import LLM  # imports torch: too slow for --help
     tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
         yield EnginePartner(llm)
@@ -98,7 +98,7 @@ def _given(context: click.Context, name: str) -> bool:
 
 
 def _refuse_engine_options(context: click.Context) -> None:
-    """An option of the engine says nothing to a server that runs already."""
+    """Refuse engine options with --base-url: a server that is already running does not read them."""
     for name in (*EngineConfig.__dataclass_fields__, "config_file"):
         if name != "model" and _given(context, name):
             option = "--config" if name == "config_file" else name
@@ -121,7 +121,7 @@ class Chat:
         self._screen = screen
 
     def run(self, read: Callable[[], str]) -> None:
-        """Until the input ends, or /exit."""
+        """Run until the input ends, or /exit."""
         while True:
             try:
                 line = read().strip()

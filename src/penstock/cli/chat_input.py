@@ -30,10 +30,10 @@ WITH_FILES = ("/save", "/load")
 def open_input(commands: Sequence[str], cache_dir: Path) -> Callable[[], str]:
     """A function that reads the next question.
 
-    It raises EOFError at the end of the input, and KeyboardInterrupt on Ctrl-C.
+    The function raises EOFError at the end of the input, and KeyboardInterrupt on Ctrl-C.
 
     Args:
-        commands: the slash commands, to be completed.
+        commands: the slash commands, for completion.
         cache_dir: where the history is kept.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -54,20 +54,20 @@ def open_input(commands: Sequence[str], cache_dir: Path) -> Callable[[], str]:
     )
 
     def read() -> str:
-        with wakeups_lent():  # its event loop hears of signals itself
+        with wakeups_lent():  # its event loop handles signals itself
             return session.prompt()
 
     return read
 
 
 def open_history(path: Path) -> History:
-    """Earlier questions, in a file that only its owner can read; in memory where it cannot be written."""
+    """Earlier questions, in a file that only its owner can read; in memory if the file cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, OWNER_ONLY))
-        path.chmod(OWNER_ONLY)  # one that was there already
+        path.chmod(OWNER_ONLY)  # the file may have existed with wider access
     except OSError:
         return InMemoryHistory()
     return FileHistory(str(path))
@@ -100,7 +100,7 @@ def _completer(commands: Sequence[str]) -> Completer:
     from prompt_toolkit.document import Document as Typed
 
     class Commands(Completer):
-        """Slash commands, then what each takes."""
+        """Completes slash commands, then their arguments."""
 
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
             """See `Completer`."""
@@ -119,7 +119,7 @@ def _completer(commands: Sequence[str]) -> Completer:
 
 
 def candidates(word: str, space: str, rest: str, commands: Sequence[str]) -> list[str]:
-    """What may stand where `rest` is typed after `word`, or `word` itself."""
+    """Completions for `rest`, typed after `word` and a space; for `word` itself if there is no space yet."""
     if not space:
         return [each for each in commands if each.startswith(word)]
     if word != "/set":

@@ -1,4 +1,4 @@
-"""Whom a conversation is held with: one interface for the engine in this process and for a server somewhere else."""
+"""The partner of a conversation: one interface for the engine in this process and for a server elsewhere."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["EnginePartner", "Partner", "Piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of an answer at once.
+    """One piece of an answer.
 
     Attributes:
         reasoning: what the model thinks before it answers.
-        prompt_tokens: of the whole conversation that was asked; 0 where it is not known (yet).
-        tokens: generated so far; 0 where it is not known (yet).
-        finish_reason: with the last piece.
+        prompt_tokens: tokens of the whole conversation that was sent; 0 if not known (yet).
+        tokens: tokens generated so far; 0 if not known (yet).
+        finish_reason: set on the last piece.
     """
 
     text: str = ""
@@ -44,18 +44,18 @@ class Partner(Protocol):
 
     @property
     def context(self) -> int:
-        """Most tokens of conversation and answer together; 0 where it is not known."""
+        """Most tokens of conversation and answer together; 0 if not known."""
         ...
 
     def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
-        """The pieces of an answer as they come; closing the iterator ends the answer.
+        """Yield the pieces of an answer as they arrive; closing the iterator ends the answer.
 
         Args:
             messages: the conversation, the question last.
-            params: the sampling parameters that were chosen; the partner's own defaults hold for the others.
+            params: the chosen sampling parameters; the partner's own defaults apply to the others.
 
         Raises:
-            PenstockError: it cannot be answered, or the answer failed.
+            PenstockError: the conversation cannot be answered, or the answer failed.
         """
         ...
 

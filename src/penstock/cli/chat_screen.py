@@ -1,7 +1,7 @@
-"""How a conversation looks: markdown as it streams where the output is a terminal, plain text elsewhere.
+"""Shows a conversation: streamed markdown on a terminal, plain text elsewhere.
 
-A block of markdown (a paragraph, a list, a fenced piece of code) is drawn again with each piece until it is complete,
-then it is printed for good. So a long answer scrolls as any text does, and what was printed never moves.
+A block of markdown (a paragraph, a list, a fenced piece of code) is redrawn with each piece until it is complete, then
+printed for good. So a long answer scrolls like any text, and printed text never moves.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 __all__ = ["AnswerView", "PlainScreen", "RichScreen", "Screen", "open_screen", "split_blocks"]
 
 REDRAW_SECONDS = 0.06
-"""Between two drawings of a block: an eye sees no more, and the model needs the processor."""
+"""Shortest time between two drawings of a block: the eye sees no more, and the model needs the processor."""
 
 MOST_SHARE = 0.1
-"""Of the time may go into drawing: a block without an end takes longer with each piece."""
+"""Share of the time that may go into drawing: an endless block takes longer with each piece."""
 
 LONGEST_PAUSE = 2.0
-"""Seconds between two drawings at most: one that took long says little of the next where the machine was busy."""
+"""Longest pause between two drawings in seconds: on a busy machine, one slow drawing predicts little of the next."""
 
 FENCES = ("```", "~~~")
 
 
 class AnswerView(Protocol):
-    """Where one answer is written."""
+    """Displays one answer."""
 
     def write(self, text: str, reasoning: str = "") -> None:
-        """Add what came."""
+        """Add new text and reasoning."""
         ...
 
 
 class Screen(Protocol):
-    """Where a conversation is seen."""
+    """Displays a conversation."""
 
     def say(self, text: str) -> None:
-        """What the program says."""
+        """Show a message of the program."""
         ...
 
     def aside(self, text: str) -> None:
-        """A line that matters less; where text is piped, none."""
+        """Show a less important line; nothing if the output is piped."""
         ...
 
     def answer(self) -> AbstractContextManager[AnswerView]:
@@ -60,14 +60,14 @@ def open_screen() -> Screen:
     """Colours and markdown on a terminal that can show them, else plain text."""
     if not sys.stdout.isatty():
         return PlainScreen()
-    from rich.console import Console  # a tenth of a second that pipes need not wait
+    from rich.console import Console  # takes a tenth of a second, which pipes need not wait for
 
     console = Console(highlight=False)
     return PlainScreen() if console.is_dumb_terminal else RichScreen(console)
 
 
 class PlainScreen:
-    """Text as it comes."""
+    """Text as it arrives, without markup."""
 
     def say(self, text: str) -> None:
         """See `Screen.say`."""
@@ -110,7 +110,7 @@ class RichScreen:
 
 
 class StreamedMarkdown:
-    """One answer, its finished blocks above and the one being written below. Use with `with`."""
+    """One answer: finished blocks above, the block being written below. A context manager."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -162,7 +162,7 @@ class StreamedMarkdown:
 
 
 class _Tail:
-    """A block as markdown, or as dim text; of one that is being written, what fits the screen: its end."""
+    """A block as markdown, or as dim text; an unfinished block is cut to its end, as much as fits the screen."""
 
     def __init__(self, text: str, *, thoughts: bool = False, whole: bool = False) -> None:
         self._text, self._thoughts, self._whole = text, thoughts, whole
@@ -177,21 +177,21 @@ class _Tail:
         shown = lines if self._whole else lines[-max(1, console.height - 2) :]
         for number, line in enumerate(shown, start=1):
             yield from line
-            if self._whole or number < len(shown):  # what is drawn again ends where the cursor is
+            if self._whole or number < len(shown):  # a block to be redrawn must end at the cursor
                 yield Segment.line()
 
 
 def split_blocks(text: str) -> tuple[list[str], str]:
     """The blocks of markdown that are complete, and the rest.
 
-    A block ends with an empty line outside of fenced code; what belongs together by indentation, as the items of a
-    list do, stays together.
+    A block ends with an empty line outside fenced code; lines that belong together, such as list items and indented
+    lines, stay together.
     """
     lines = text.split("\n")
     blocks: list[str] = []
     block: list[str] = []
     fence = ""
-    for number, line in enumerate(lines[:-1]):  # the last line may go on
+    for number, line in enumerate(lines[:-1]):  # the last line may be incomplete
         block.append(line)
         stripped = line.strip()
         if fence:
@@ -215,4 +215,4 @@ def _ends_before(rest: list[str], block: list[str]) -> bool:
 
 def _is_item(line: str) -> bool:
     marker = line.strip().split(" ", 1)[0]
-    return marker in ("-", "*", "+") or marker.rstrip(".)").isdigit()  # its dot may be yet to come
+    return marker in ("-", "*", "+") or marker.rstrip(".)").isdigit()  # its dot may not have arrived yet

@@ -1,7 +1,7 @@
-"""A running server as a partner of a conversation: OpenAI's chat completions, streamed.
+"""A running server as the partner of a conversation, through OpenAI's streamed chat completions.
 
-Any server that speaks them will do. On the standard library: one request at a time needs no pool, and the reader of
-events is the load test's own.
+Works with any server that speaks them. Uses the standard library's HTTP client, because one request at a time needs no
+pool; the event reader is the load test's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.contract.request import Message
 __all__ = ["ServerPartner"]
 
 PATIENCE_SECONDS = 600.0
-"""For the next piece of an answer: a long prompt on a busy server takes its time."""
+"""How long to wait for the next piece of an answer: a long prompt on a busy server takes time."""
 
 SHOWN_ERROR = 400
 INVALID = (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
@@ -28,7 +28,7 @@ NOT_LET_IN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
 
 
 class _Refused(EngineFault):
-    """The server answered with another status than 200."""
+    """The server answered with a status other than 200."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"HTTP {status}: {message}")
@@ -36,15 +36,16 @@ class _Refused(EngineFault):
 
 
 class ServerPartner:
-    """A server; asks it first which model there is.
+    """A server; first asks it for its models.
 
     Args:
-        base_url: up to and with its `/v1`, which may be left out.
-        model: a name that it serves; "" for the first one that it lists.
-        api_key: sent as a bearer token, where there is one.
+        base_url: the URL up to and including `/v1`, which may be left out.
+        model: a name that the server serves; "" for the first one that it lists.
+        api_key: sent as a bearer token, if not empty.
 
     Raises:
-        ConfigError: nobody answers there, or not as such a server does.
+        ConfigError: no server answers there, it does not list its models as OpenAI's API does, it does not serve
+            `model`, or it does not accept the key.
     """
 
     def __init__(self, base_url: str, model: str = "", api_key: str = "") -> None:
@@ -90,13 +91,13 @@ class ServerPartner:
         except (OSError, http.client.HTTPException) as error:
             raise EngineFault(f"the connection broke: {_reason(error)}") from error
         finally:
-            connection.close()  # an answer that is still being written ends there
+            connection.close()  # ends an answer that is still being written
 
     def _ask(self, connection: http.client.HTTPConnection, body: Mapping[str, Any]) -> http.client.HTTPResponse:
-        """Ask for an answer whose every piece holds the tokens so far: of one that is stopped, the last never comes.
+        """Ask for an answer with the token counts in every piece, because a stopped answer never gets its last piece.
 
-        OpenAI's API has usage at the end only: a server that never gave the counts and refuses the request is asked
-        once more without them.
+        OpenAI's API reports usage only at the end: if a server refuses the request and has never given counts in every
+        piece, it is asked once more without them.
         """
         if self._counts_each_piece is not False:
             try:
@@ -104,7 +105,7 @@ class ServerPartner:
             except _Refused as error:
                 if self._counts_each_piece or error.status not in INVALID:
                     raise
-                connection.close()  # it opens again by itself
+                connection.close()  # it reopens by itself
             else:
                 self._counts_each_piece = True
                 return answer
@@ -153,10 +154,10 @@ class ServerPartner:
 
 
 def _piece(data: str) -> Piece:
-    """One event of the stream.
+    """Parse one event of the stream.
 
     Raises:
-        EngineFault: it is an error, or no such event.
+        EngineFault: the event is an error, or not a chunk of an answer.
     """
     try:
         event = json.loads(data)

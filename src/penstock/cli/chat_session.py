@@ -1,6 +1,6 @@
-"""A conversation and what is chosen for it: turns, system prompt, sampling parameters, and their file.
+"""A conversation and its settings: turns, system prompt, sampling parameters, and the file that holds them.
 
-Knows no terminal and no engine.
+Does not know terminals or engines.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from penstock.sampling import PARAMETERS, Parameter, SamplingParams
 __all__ = ["NOT_IN_CHAT", "SETTABLE", "Conversation", "Reply", "ReplyMeter"]
 
 NOT_IN_CHAT = frozenset({"best_of", "logprobs", "logprobs_mode", "n", "prompt_logprobs"})
-"""Parameters of what a conversation does not show: it has one answer, and no numbers."""
+"""Parameters without effect in a conversation, which shows one answer and no numbers."""
 
 SETTABLE: dict[str, Parameter] = {each.name: each for each in PARAMETERS if each.name not in NOT_IN_CHAT}
-"""What `/set` takes, by name."""
+"""The parameters that `/set` takes, by name."""
 
 DEFAULT = "default"
-"""The VALUE that takes a choice back."""
+"""The VALUE that resets a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How an answer went.
+    """The figures of an answer.
 
     Attributes:
-        tokens: of the answer; of one that nobody counted, at least so many.
-        first: seconds until its first piece; None where none came.
-        rate: tokens a second from then on; 0 where there are too few to tell, or nobody counted them.
-        counted: whether the partner said how many tokens there are.
+        tokens: tokens of the answer; a lower bound if the partner did not count them.
+        first: seconds until the first piece; None if none came.
+        rate: tokens per second from then on; 0 if there are too few to tell, or the partner did not count them.
+        counted: whether the partner counted the tokens.
     """
 
     prompt_tokens: int
@@ -49,11 +49,11 @@ class Reply:
 
     @property
     def used(self) -> int:
-        """Tokens of the context that conversation and answer take; 0 where nobody counted them."""
+        """Tokens of the context that conversation and answer take; 0 if the partner did not count them."""
         return self.prompt_tokens + self.tokens if self.counted and self.tokens else 0
 
     def line(self, context: int) -> str:
-        """For the reader: `52.1 tokens/s · first after 0.08 s · 120 of 8192 tokens of context (1%)`."""
+        """The figures in one line: `52.1 tokens/s · first after 0.08 s · 120 of 8192 tokens of context (1%)`."""
         parts = ["stopped"] if self.stopped else []
         if self.rate:
             parts.append(f"{self.rate:.1f} tokens/s")
@@ -68,10 +68,10 @@ class Reply:
 
 
 class ReplyMeter:
-    """Measures one answer while it comes: made when the question is asked, given every piece.
+    """Measures one answer while it arrives: created when the question is asked, then given every piece.
 
-    Where the partner counts no tokens, or only at an end that a stopped answer does not reach, each piece of text
-    counts as one token: that is never too many, since no piece holds less.
+    If the partner does not count tokens, or only at an end that a stopped answer does not reach, each piece of text
+    counts as one token: a lower bound, because no piece holds less.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -83,7 +83,7 @@ class ReplyMeter:
         self._prompt_tokens = self._tokens = 0
 
     def take(self, piece: Piece) -> None:
-        """One more piece of the answer."""
+        """Add a piece of the answer."""
         self._prompt_tokens = piece.prompt_tokens or self._prompt_tokens
         self._tokens = piece.tokens or self._tokens
         if piece.text or piece.reasoning:
@@ -92,7 +92,7 @@ class ReplyMeter:
                 self._first, self._at_first = self._now(), max(self._tokens, 1)
 
     def reply(self, *, stopped: bool) -> Reply:
-        """What came of it, when the answer has ended."""
+        """The figures, once the answer has ended."""
         counted = bool(self._tokens) or not self._pieces
         tokens = self._tokens or self._pieces
         if self._first is None:
@@ -104,7 +104,7 @@ class ReplyMeter:
 
 
 class Conversation:
-    """The turns so far, and the choices for the next answer. Changed by the commands of one chat."""
+    """The turns so far, and the settings for the next answer. Changed by the commands of one chat."""
 
     def __init__(self, system: str = "", params: Mapping[str, Any] | None = None) -> None:
         self.system = system
@@ -114,7 +114,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """All of it, the system prompt first where there is one."""
+        """The whole conversation, the system prompt first if there is one."""
         return [*([Message("system", self.system)] if self.system else []), *self.turns]
 
     def asking(self, question: str) -> list[Message]:
@@ -122,22 +122,22 @@ class Conversation:
         return [*self.messages, Message("user", question)]
 
     def remember(self, question: str, answer: str, reply: Reply) -> None:
-        """Keep a turn, as far as it got."""
+        """Keep a turn, complete or stopped."""
         self.turns = [*self.turns, Message("user", question), Message("assistant", answer)]
         self.replies.append(reply)
 
     def take_back(self) -> str:
-        """Forget the last answer and its question, which is returned."""
+        """Forget the last answer and its question; return the question."""
         question = self.turns[-2].content
         self.turns = self.turns[:-2]
         return question
 
     def clear(self) -> None:
-        """Forget every turn; what was chosen stays."""
+        """Forget every turn; the settings stay."""
         self.turns = []
 
     def choose(self, name: str, value: str) -> None:
-        """Set a sampling parameter from text: JSON, or else the text itself; `default` takes the choice back.
+        """Set a sampling parameter from text: JSON, or else the text itself; `default` resets it.
 
         Raises:
             InvalidParameter: there is no such parameter, or the value is not valid for it.
@@ -152,7 +152,7 @@ class Conversation:
         self.params = chosen
 
     def save(self, path: Path) -> None:
-        """Write messages and choices as JSON.
+        """Write messages and settings as JSON.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -165,10 +165,10 @@ class Conversation:
             raise ConfigError("/save", f"{path} cannot be written: {error.strerror}") from error
 
     def load(self, path: Path) -> None:
-        """Go on with what a file holds: one that `save` wrote, or a list of messages. All or nothing is taken.
+        """Continue from a file that `save` wrote, or from a list of messages. Takes all of it or nothing.
 
         Raises:
-            ConfigError: the file cannot be read, or holds no conversation.
+            ConfigError: the file cannot be read, or does not hold a conversation.
         """
         try:
             content = json.loads(path.expanduser().read_text(encoding="utf-8"))
@@ -202,7 +202,7 @@ def _read(value: str) -> Any:
 
 
 def _read_messages(given: Any) -> tuple[str, list[Message]]:
-    """The system prompt, and turns that are questions and answers in pairs."""
+    """The system prompt, and the turns, which must be pairs of question and answer."""
     messages = [Message(str(each["role"]), str(each["content"])) for each in given]
     system = messages.pop(0).content if messages and messages[0].role == "system" else ""
     roles = [message.role for message in messages]

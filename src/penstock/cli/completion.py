@@ -9,7 +9,7 @@ __all__ = ["command"]
 
 SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_PENSTOCK_COMPLETE"
-"""What the script sets when it asks `penstock` what may come next; click derives it from the program's name."""
+"""The variable that the script sets to ask `penstock` for completions; click derives it from the program's name."""
 
 
 @click.command("completion")

@@ -35,7 +35,7 @@ def command(source: Path, directory: Path, tokenizer: Path | None) -> None:
     """
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ConfigError("--tokenizer", f"{tokenizer} has no tokenizer.json")
-    from penstock.weights.pt_checkpoint import read_pt  # brings torch in: not for --help
+    from penstock.weights.pt_checkpoint import read_pt  # imports torch: too slow for --help
     from penstock.weights.safetensors_writer import write_model_directory
 
     checkpoint = read_pt(source)

@@ -1,4 +1,4 @@
-"""What commands without a start report say where torch computes instead of compiled kernels."""
+"""The notice of commands without a start report if torch computes instead of compiled kernels."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["tell_torch_computes"]
 
 
 def tell_torch_computes(device: str) -> None:
-    """One line on standard error where a CPU has no compiled kernels, whatever becomes of the command's output.
+    """Print a line to standard error if a CPU has no compiled kernels; standard output stays the command's own.
 
     Args:
-        device: the option of that name.
+        device: the option `--device`.
 
     Raises:
         ConfigError: there is no such device, or PENSTOCK_ISA names kernels that cannot run here.
     """
-    from penstock.exec.device import open_backend, resolve_device  # brings torch in: not for --help
+    from penstock.exec.device import open_backend, resolve_device  # imports torch: too slow for --help
 
     where = resolve_device(device)
     reason = open_backend(where, 1, os.environ.get("PENSTOCK_ISA", "")).why_torch()

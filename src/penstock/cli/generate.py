@@ -75,7 +75,7 @@ def command(
     sampling_params(context)  # a mistake is told before the model is loaded
     jobs = read_jobs(source, given_sampling(context), chat) if source is not None else []
     with lasting_imports():
-        from penstock.llm.offline import LLM  # brings torch in: not for --help
+        from penstock.llm.offline import LLM  # imports torch: too slow for --help
 
     tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
@@ -108,9 +108,9 @@ class Job:
     """One line of the input file.
 
     Attributes:
-        key: its id, or its line number.
-        sampling: what it and the command say.
-        error: why it cannot be served, with its line number; "" where it can.
+        key: the line's id, or its line number.
+        sampling: sampling parameters from the command, overridden by the line's.
+        error: why the line cannot be served, with its number; "" if it can.
     """
 
     key: str
@@ -120,10 +120,10 @@ class Job:
 
 
 def read_jobs(source: Path, sampling: dict[str, Any], chat: bool) -> list[Job]:
-    """Every line of the input, checked before the model is loaded. A request that is wrong fails on its line alone.
+    """Read every line of the input, before the model is loaded. An invalid request fails only its own line.
 
     Raises:
-        ConfigError: naming the file and the line: it is not JSON, or an id is used twice.
+        ConfigError: the file cannot be read, a line is not a JSON object, or an id is used twice; names the line.
     """
     jobs: dict[str, Job] = {}
     for number, record in _read_lines(source):
@@ -173,7 +173,7 @@ def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool)
 
 
 def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
-    """Generate what the output does not hold yet, appending each result as soon as it is there."""
+    """Generate results that the output does not hold yet, appending each as soon as it is complete."""
     done = finished_keys(target)
     rest = [job for job in jobs if job.key not in done]
     if len(rest) < len(jobs):
@@ -189,7 +189,7 @@ def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
 
 
 def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
-    """Results in the order in which they finish. A prompt that cannot be served has its error as its result."""
+    """Yield results in the order of completion. A prompt that cannot be served has its error as its result."""
     keys: dict[str, str] = {}
     defaults = dict(llm.card.sampling_defaults)
     for job in jobs:
@@ -207,7 +207,7 @@ def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
 
 
 def finished_records(llm: LLM, keys: dict[str, str]) -> list[dict[str, Any]]:
-    """What one step finished; its keys are removed."""
+    """Compute a step; return the records of requests that it finished, and remove their keys."""
     return [as_record(keys.pop(output.request_id), output) for output in llm.step() if output.finished]
 
 
@@ -215,7 +215,7 @@ def finished_keys(target: Path) -> set[str]:
     """The ids of the results that are complete; a last line cut off by an interruption is removed from the file.
 
     Raises:
-        ConfigError: the file holds something else than results.
+        ConfigError: the file holds something other than results.
     """
     if not target.exists():
         return set()

@@ -1,7 +1,7 @@
-"""Imports many modules with the garbage collector held off.
+"""Imports many modules with the garbage collector disabled.
 
-Torch and what comes with it are two hundred thousand objects that live as long as the process. Collecting among them
-while they are made takes a sixth of the time until a server listens; collecting later holds up every stream.
+Torch and its dependencies are two hundred thousand objects that live as long as the process. Garbage collection while
+they are created takes a sixth of the time until a server listens; scanning them later stalls every stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["lasting_imports"]
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Inside, nothing is collected; what exists at the end never will be. Only for a process that is ours."""
+    """Inside, nothing is collected; objects that exist at the end never will be. Only for processes of our own."""
     gc.disable()
     try:
         yield

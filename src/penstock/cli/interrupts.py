@@ -1,12 +1,12 @@
 """Ctrl-C ends a command within two seconds, with one word and exit code 130, whatever the command is doing.
 
-Python raises KeyboardInterrupt between two bytecodes of the main thread. Four things keep that from being enough: a
-call into compiled code (a large model's step, its weights) returns late; a library that is being imported turns it into
-an error of its own; one that lands in a destructor is printed and forgotten; one that comes after the last bytecode
-before a wait for a socket is not noticed until the wait is over. So a thread hears of every Ctrl-C from the signal
-itself. It wakes the main thread, and ends the process where the command has not ended in time.
+Python raises KeyboardInterrupt between two bytecodes of the main thread. That is not enough, for four reasons: a call
+into compiled code (a large model's step, loading its weights) returns late; a library that is being imported turns the
+interrupt into an error of its own; an interrupt inside a destructor is printed and forgotten; an interrupt after the
+last bytecode before a wait for a socket is not noticed until the wait is over. So a thread reads every Ctrl-C from the
+signal itself. It wakes the main thread, and ends the process if the command has not ended in time.
 
-A command with a use of its own for Ctrl-C says so with `interrupts_taken`. One that writes under a passing name says
+A command that handles Ctrl-C itself says so with `interrupts_taken`. A command that writes under a temporary name says
 so with `leaves_nothing`; then SIGTERM ends it in the same way, with exit code 143.
 """
 
@@ -37,26 +37,26 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
-"""Exit code: 128 and the number of SIGINT, as shells have it."""
+"""Exit code after SIGINT: 128 plus the signal's number, as in shells."""
 
 TERMINATED = 143
-"""The same of SIGTERM."""
+"""Exit code after SIGTERM."""
 
 GRACE_SECONDS = 1.5
-"""How long a command may take to end by itself: with the end of the process, less than two seconds."""
+"""How long a command may take to end by itself: less than two seconds, including the end of the process."""
 
 AGAIN_SECONDS = 0.01
-"""After which an interrupt that was lost is raised once more: the destructor that it fell into has ended by then."""
+"""Delay before a lost interrupt is raised again: the destructor that swallowed it has ended by then."""
 
 WAKE_SECONDS = (0.01, 0.1, 0.5)
-"""After which the main thread is woken: usually at once, more often for a machine that let it stand still."""
+"""Delays between wake-ups of the main thread: the first one usually suffices, the others are for a stalled machine."""
 
 WAKE_SIGNAL = signal.SIGURG
-"""Means nothing to anybody here, and is ignored by processes that inherit it."""
+"""A signal that nothing here uses, and that is ignored by default."""
 
 
 class _Watch:
-    """Ends the process some time after a Ctrl-C that nobody took. One for the process."""
+    """Ends the process some time after a Ctrl-C that the command did not take. One per process."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -68,7 +68,7 @@ class _Watch:
         self.caught_up = threading.Event()
 
     def listen(self, reader: int) -> None:
-        """Read the numbers of signals as they come, until the pipe ends."""
+        """Read signal numbers as they arrive, until the pipe is closed."""
         while numbers := os.read(reader, 64):
             if signal.SIGINT in numbers:
                 threading.Thread(target=_wake_main_thread, daemon=True).start()
@@ -96,7 +96,7 @@ _WATCH = _Watch()
 
 
 def _wake_main_thread() -> None:
-    """End a system call that the main thread began after Ctrl-C had come: Python looks for signals then."""
+    """Interrupt a system call that the main thread began after Ctrl-C arrived, so that Python checks for signals."""
     for seconds in WAKE_SECONDS:
         time.sleep(seconds)
         signal.pthread_kill(threading.main_thread().ident or 0, WAKE_SIGNAL)
@@ -104,13 +104,13 @@ def _wake_main_thread() -> None:
 
 @contextmanager
 def ends_when_interrupted() -> Iterator[None]:
-    """Inside, the process ends soon after a Ctrl-C, with or without the help of what runs.
+    """Inside, the process ends soon after a Ctrl-C, whether or not the running code cooperates.
 
     Raises:
-        KeyboardInterrupt: it was interrupted, even if what ran made another error of that. No further Ctrl-C disturbs
-            the end.
+        KeyboardInterrupt: a Ctrl-C came, even if the running code turned it into another error. Further Ctrl-C are
+            ignored from then on.
     """
-    if threading.current_thread() is not threading.main_thread():  # which is told of no signal
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
         yield
         return
     _WATCH.came = _WATCH.over = _WATCH.said = False
@@ -118,7 +118,7 @@ def ends_when_interrupted() -> Iterator[None]:
     os.set_blocking(writer, False)
     threading.Thread(target=_WATCH.listen, args=(reader,), name="interrupts", daemon=True).start()
     earlier, earlier_hook = signal.set_wakeup_fd(writer, warn_on_full_buffer=False), sys.unraisablehook
-    earlier_woken = signal.signal(WAKE_SIGNAL, lambda *_: None)  # without a handler it would end no system call
+    earlier_woken = signal.signal(WAKE_SIGNAL, lambda *_: None)  # without a handler it would interrupt no system call
     sys.unraisablehook = _raise_again
     try:
         yield
@@ -127,7 +127,7 @@ def ends_when_interrupted() -> Iterator[None]:
             _WATCH.over = True
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt from None  # the watch goes on: the interpreter has yet to end
+        raise KeyboardInterrupt from None  # the watch stays active: the interpreter has yet to exit
     else:
         _WATCH.over = True
     finally:
@@ -147,10 +147,10 @@ def forget_uncaught_interrupt() -> None:
 
 
 def _hears_of_one(writer: int) -> bool:
-    """Whether a Ctrl-C came before now: the watch may have yet to read of it."""
-    _WATCH.caught_up.clear()  # before `came` is looked at: what comes in between sets it again
+    """Whether a Ctrl-C has come; waits for the watch to read all signals so far."""
+    _WATCH.caught_up.clear()  # clear before reading `came`: a signal in between sets it again
     if not _WATCH.came:
-        os.write(writer, bytes(1))  # the number of no signal
+        os.write(writer, bytes(1))  # 0 is no signal's number
         _WATCH.caught_up.wait(GRACE_SECONDS)
     return _WATCH.came
 
@@ -164,7 +164,7 @@ def _raise_again(lost: sys.UnraisableHookArgs) -> None:
 
 @contextmanager
 def interrupts_taken() -> Iterator[None]:
-    """Inside, the command itself does what a Ctrl-C asks for."""
+    """Inside, the command itself handles Ctrl-C."""
     _WATCH.taken += 1
     try:
         yield
@@ -174,9 +174,9 @@ def interrupts_taken() -> Iterator[None]:
 
 @contextmanager
 def wakeups_lent() -> Iterator[None]:
-    """Inside, a library may take the pipe on which Python tells of signals; afterwards it is the watch's again.
+    """Inside, a library may take over Python's wake-up pipe for signals; afterwards the watch gets it back.
 
-    An asyncio loop takes it for its first signal handler, and leaves none behind.
+    An asyncio loop takes it for its first signal handler, and does not restore it.
     """
     earlier = signal.set_wakeup_fd(-1)
     try:
@@ -187,12 +187,12 @@ def wakeups_lent() -> Iterator[None]:
 
 @contextmanager
 def leaves_nothing(unfinished: Path) -> Iterator[None]:
-    """Inside, a file or directory grows under this name; if the process is ended by force, it is removed before.
+    """Inside, an unfinished file or directory has this name; it is removed before the process is ended by force.
 
     Raises:
-        SystemExit: SIGTERM came. Whoever writes removes what is unfinished on the way, as after a Ctrl-C.
+        SystemExit: SIGTERM came. The writer removes unfinished output while this propagates, as after a Ctrl-C.
     """
-    if threading.current_thread() is not threading.main_thread():  # which is told of no signal
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
         yield
         return
     _WATCH.unfinished = unfinished
@@ -216,8 +216,8 @@ def _remove(path: Path) -> None:
 
 
 def say_interrupted(below: str = "") -> None:
-    """Write the word once, below whatever is written already; no buffer keeps it."""
-    with _WATCH.speaking:  # the watch may want to say it in the same moment
+    """Write `interrupted` once, after `below`, unbuffered."""
+    with _WATCH.speaking:  # the watch may say it at the same time
         if _WATCH.said:
             return
         _WATCH.said = True

@@ -22,10 +22,10 @@ from penstock.contract.errors import ConfigError
 __all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options"]
 
 NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Front.NONE)
-"""Options of the engine that do nothing where the command steps it itself."""
+"""Engine options without effect in commands that step the engine themselves."""
 
 ALIASES = {"tokenizer": ("--tokenizer-name",)}
-"""Other spellings of an option: RoseInfer's."""
+"""Alternative spellings of options: RoseInfer's."""
 
 METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL", "profile_dir": "DIRECTORY"}
 
@@ -36,7 +36,7 @@ class ByteSize(click.ParamType[int]):
     name = "bytes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse, or fail naming the option."""
+        """Parse the value, or fail and name the option."""
         if isinstance(value, int):
             return value
         try:
@@ -50,7 +50,7 @@ def config_options(
 ) -> Callable[[Any], Any]:
     """A decorator that gives a command its MODEL, one option for each field of the classes, and `--config`.
 
-    `defaults`: option name -> the command's own default, where it differs from the field's.
+    `defaults`: option name -> the command's own default, if it differs from the field's.
     """
 
     def decorate(command: Any) -> Any:
@@ -128,7 +128,7 @@ def build_configs(context: click.Context, *classes: type) -> list[Any]:
 
 
 def library_options(config: EngineConfig) -> dict[str, Any]:
-    """What `LLM` takes of a configuration."""
+    """The options of a configuration that `LLM` takes."""
     return {name: getattr(config, name) for name in options_behind(Front.NONE)}
 
 

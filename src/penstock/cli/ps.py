@@ -29,7 +29,7 @@ def command() -> None:
 
 
 def age(seconds: float) -> str:
-    """How long something has been there, in its two largest units: `42 s`, `7 min`, `3 h 5 m`, `2 d 1 h`."""
+    """A duration in its two largest units: `42 s`, `7 min`, `3 h 5 m`, `2 d 1 h`."""
     whole = max(0, int(seconds))
     if whole < _MINUTE:
         return f"{whole} s"

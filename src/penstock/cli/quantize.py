@@ -23,7 +23,7 @@ GGUF_FORMS = (
     *("BF16", "F16", "F32"),
 )
 DIRECTORY_FORMS = ("INT4_G128", "INT4_G32", "INT8", "BF16", "F16", "F32")
-"""As `penstock.quantizing` has them, which brings torch in."""
+"""The names in `penstock.quantizing`, which imports torch."""
 
 
 @click.command("quantize")
@@ -49,7 +49,7 @@ def command(model: str, target: Path, form: str, force: bool) -> None:
     or a row; embeddings, heads and routers stay as they are.
     """
     _check_target(target, form, force=force)
-    from penstock.loading import find_model  # brings torch in: not for --help
+    from penstock.loading import find_model  # imports torch: too slow for --help
     from penstock.quantizing import Plan, plan_directory, plan_file, write_directory, write_file
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.progress import byte_bar

@@ -67,14 +67,14 @@ def command(
     """Answer every line of a batch file with MODEL, as its HTTP server would; run it again to go on after a stop."""
     (config,) = build_configs(context, EngineConfig)
     with lasting_imports():
-        from penstock.app import local_application  # brings torch in: not for --help
+        from penstock.app import local_application  # imports torch: too slow for --help
         from penstock.llm.batch_file import BatchFiles, count_lines, read_answered, run_lines
         from penstock.server.http.in_process import post
         from penstock.weights.locate import default_cache_dir
 
     files = BatchFiles(source, results, errors or results)
     total = count_lines(source)
-    read_answered(files)  # a file that is not ours is said before the model is loaded
+    read_answered(files)  # report a file that is not ours before the model is loaded
     tell_torch_computes(config.device)
     with (
         local_application(config, default_cache_dir(os.environ), partial(click.echo, err=True)) as app,

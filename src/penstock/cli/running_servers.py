@@ -1,8 +1,8 @@
-"""Which servers run on this machine: each leaves a file in the cache directory while it listens.
+"""The servers that run on this machine: each keeps a file in the cache directory while it listens.
 
     servers/<pid>.json      what `penstock ps` shows; only its owner may read it
 
-A file whose process is gone (it was killed) is removed by whoever lists; one whose server does not answer is skipped.
+Listing removes files whose process is gone (it was killed), and skips servers that do not answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ACCESS = 0o600
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server; `started` in seconds since 1970; `path` where its model is, "" if that is not known."""
+    """One server; `started` in seconds since 1970; `path` is its model's place, "" if not known."""
 
     pid: int
     url: str
@@ -38,7 +38,7 @@ class RunningServer:
 
 @contextmanager
 def listed(cache_dir: Path, url: str, model: str, path: Path | None = None) -> Iterator[None]:
-    """Inside, `running_servers` finds this process. That it cannot be listed is said, and no reason not to serve."""
+    """Inside, `running_servers` finds this process. A failure to list it is reported, but does not prevent serving."""
     file = cache_dir / "servers" / f"{os.getpid()}.json"
     where = str(path.resolve()) if path is not None else ""
     text = json.dumps(asdict(RunningServer(os.getpid(), url, model, time.time(), where)))
@@ -62,7 +62,7 @@ def running_servers(cache_dir: Path) -> list[RunningServer]:
     for file in (cache_dir / "servers").glob("*.json"):
         try:
             server = RunningServer(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # it ends, or has just begun
+        except (OSError, ValueError, TypeError):  # the server is ending, or has just started
             continue
         if not _is_alive(server.pid):
             file.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _answers(url: str) -> bool:
-    """Whether a server of HTTP answers there, well or not: the process may have left its number to another one."""
+    """Whether an HTTP server answers there, with any status: the process id may have been reused."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""Command-line options for sampling, one for each file in `penstock.sampling.parameters`."""
+"""Command-line options for sampling, one per file in `penstock.sampling.parameters`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JsonObject(click.ParamType[dict[str, Any]]):
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Parse, or fail naming the option."""
+        """Parse the value, or fail and name the option."""
         try:
             parsed = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -41,11 +41,11 @@ _TYPES: dict[str, Any] = {
 
 
 def sampling_options(*, leave_out: frozenset[str] = frozenset(), **defaults: Any) -> Callable[[Any], Any]:
-    """A decorator that gives a command one option a sampling parameter.
+    """A decorator that gives a command one option per sampling parameter.
 
     Args:
         leave_out: parameters that make no sense for the command.
-        defaults: where the command's default differs from the library's.
+        defaults: the command's defaults that differ from the library's.
     """
 
     def decorate(command: Any) -> Any:
@@ -97,21 +97,21 @@ def _json_type(schema: dict[str, Any]) -> tuple[str, bool]:
 
 
 def sampling_params(context: click.Context, model_defaults: Iterable[tuple[str, Any]] = ()) -> SamplingParams:
-    """The command's options as `SamplingParams`, on top of what the model has its own defaults of.
+    """The command's options as `SamplingParams`, on top of the model's own defaults.
 
     Raises:
-        InvalidParameter: naming the option whose value is out of range.
+        InvalidParameter: a value is out of range; names the option.
     """
     return SamplingParams.from_fields(dict(model_defaults) | given_sampling(context))
 
 
 def given_sampling(context: click.Context) -> dict[str, Any]:
-    """The sampling parameters that are decided already: given as options, or never a model's to set."""
+    """The sampling parameters that a model's defaults cannot change: given as options, or never taken from it."""
     from_model = {parameter.name: parameter.from_model for parameter in PARAMETERS}
     return {
         name: value
         for name, value in context.params.items()
         if name in from_model
-        and value != ()  # of an option that may be given several times: not given
+        and value != ()  # a repeatable option that was not given
         and not (from_model[name] and context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT)
     }

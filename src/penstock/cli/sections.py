@@ -1,6 +1,6 @@
-"""How the help of a command is laid out: what MODEL may be, then its own options, then those it shares with others.
+"""The layout of a command's help: what MODEL may be, then the command's own options, then shared options.
 
-Decides headings and their order alone. Knows no option: each says in which section it stands.
+Decides only headings and their order. Does not know options: each names its section.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OWN = "Options"
 
 
 class SectionedOption(click.Option):
-    """An option that stands below a heading."""
+    """An option with a heading."""
 
     def __init__(self, *names: Any, section: str, **settings: Any) -> None:
         super().__init__(*names, **settings)
@@ -28,15 +28,15 @@ class SectionedOption(click.Option):
 
 
 def section_of(parameter: click.Parameter) -> str:
-    """The heading below which an option stands."""
+    """The heading of an option."""
     return parameter.section if isinstance(parameter, SectionedOption) else OWN
 
 
 class SectionedCommand(click.Command):
-    """A command whose help has its options below headings, in the order of their declaration."""
+    """A command whose help lists its options under headings, in the order of their declaration."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write MODEL, where the command takes one, and every option in its section."""
+        """Write MODEL, if the command takes one, and every option in its section."""
         if any(parameter.name == "model" and isinstance(parameter, click.Argument) for parameter in self.params):
             with formatter.section("Model"):
                 formatter.write_dl([("MODEL", f"{option_help(EngineConfig, 'model')}  [default: {DEFAULT_MODEL}]")])
@@ -56,7 +56,7 @@ def model_argument(command: Any) -> Any:
 
 
 def complete_model(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What a shell offers for MODEL: names that are known or in the cache, else files."""
+    """A shell's completions for MODEL: names in the catalogue or the cache, else files."""
     from penstock.weights.catalogue import CATALOGUE
     from penstock.weights.locate import default_cache_dir, installed_models
 

@@ -39,7 +39,7 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         from penstock.weights.locate import default_cache_dir, locate_local
 
         cache_dir = default_cache_dir(os.environ)
-        starting = start_computing(engine_config, cache_dir, serves=True)  # another process imports meanwhile
+        starting = start_computing(engine_config, cache_dir, serves=True)  # another process imports in the meantime
         import penstock.server  # noqa: F401 - which `serve` imports when it is called
 
     with ExitStack() as while_serving:
@@ -47,6 +47,6 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
         def ready(url: str, model: str) -> None:
             path = locate_local(engine_config.model, cache_dir)
             while_serving.enter_context(listed(cache_dir, url, model, path))
-            while_serving.enter_context(interrupts_taken())  # from now on the server ends in order
+            while_serving.enter_context(interrupts_taken())  # from now on the server shuts down gracefully
 
         serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready, starting=starting)

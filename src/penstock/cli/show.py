@@ -75,7 +75,7 @@ def _what_it_is(files: ModelFiles, program: Program) -> Iterator[str]:
 
 
 def _text(files: ModelFiles) -> Iterator[str]:
-    """Licence and chat template, and what they say of tools."""
+    """Licence and chat template, and the template's handling of tools."""
     from penstock.contract.errors import SetupError
     from penstock.text import open_text
     from penstock.weights.licence import licence_of
@@ -83,7 +83,7 @@ def _text(files: ModelFiles) -> Iterator[str]:
     yield f"licence          {licence_of(files) or 'not said in its files'}"
     try:
         text = open_text(files.text)
-    except SetupError as error:  # the model's other half can be shown all the same
+    except SetupError as error:  # the rest of the model can be shown in any case
         yield f"chat template    unknown: {error}"
         return
     if text.chat_template is None:
@@ -98,7 +98,7 @@ def _text(files: ModelFiles) -> Iterator[str]:
 
 
 def _kinds(files: ModelFiles) -> str:
-    """Types of the checkpoint's tensors with their share of its bytes, the largest first."""
+    """Types of the checkpoint's tensors with their share of its bytes, largest first."""
     sizes = sorted(files.stored.items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {size / files.num_bytes:.0%}" for kind, size in sizes)
 
@@ -117,7 +117,7 @@ def _what_it_takes(planned: PlannedModel, formats: str) -> Iterator[str]:
 
 
 def _rates(planned: PlannedModel) -> Iterator[str]:
-    """Tokens a second that the machine's limits allow: no engine is faster, and none reaches them."""
+    """Tokens per second that the machine's limits allow: an upper bound that no engine reaches."""
     from penstock.bench.kernels import measure_limits
     from penstock.bench.limits import limits_line
     from penstock.contract.errors import ConfigError
@@ -143,7 +143,7 @@ def _rates(planned: PlannedModel) -> Iterator[str]:
 
 
 def _memory(planned: PlannedModel, config: EngineConfig, free: int) -> Iterator[str]:
-    """What a context takes, up to the model's own, and whether it fits beside the weights."""
+    """The memory that contexts take, up to the model's own, and whether they fit beside the weights."""
     from penstock.contract.memory import readable_bytes
 
     context = planned.program.shape.max_positions

@@ -1,4 +1,4 @@
-"""Files that a command writes its results into: checked when the options are read, not when the work is done."""
+"""Files for a command's results: checked when the options are read, not when the work is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def writable(context: click.Context, parameter: click.Parameter, target: Path | 
     A default is not checked: it may never be needed.
 
     Raises:
-        ConfigError: naming the option: its folder is missing, or it or its folder cannot be written to.
+        ConfigError: the file's folder is missing, or the file cannot be written; names the option.
     """
     given = context.get_parameter_source(parameter.name or "") is not click.core.ParameterSource.DEFAULT
     if target is None or not given or str(target) == STANDARD_OUTPUT:
@@ -37,7 +37,7 @@ def write_text(target: Path, text: str, option: str) -> None:
     """Write a whole file.
 
     Raises:
-        ConfigError: it cannot be written; names the option.
+        ConfigError: the file cannot be written; names the option.
     """
     try:
         target.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ def command(model: str, directory: Path) -> None:
     For programs that count or render prompts on their own side, such as load generators. It is written from a GGUF
     file, and copied from a model directory. DIR must be new or empty.
     """
-    from penstock.loading import find_model  # brings torch in: not for --help
+    from penstock.loading import find_model  # imports torch: too slow for --help
     from penstock.text.huggingface_writer import write_tokenizer
     from penstock.weights.locate import default_cache_dir
 

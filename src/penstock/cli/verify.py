@@ -1,4 +1,4 @@
-"""`penstock verify`: does this machine give the same answers, whatever else it is doing?"""
+"""`penstock verify`: whether this machine gives the same answers, whatever else it is doing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["command"]
 
 NOT_PROVED = 1
 
-# Options of the engine that mean nothing to a verification: names, queues and parsers of answers.
+# Engine options that do not matter to a verification: names, queues and parsers of answers.
 _LEFT_OUT = NOT_OFFLINE | {
     "model",
     "max_model_len",
@@ -91,7 +91,7 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     with lasting_imports():
-        from penstock.loading import find_model, load_model  # brings torch in: not for --help
+        from penstock.loading import find_model, load_model  # imports torch: too slow for --help
         from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
     budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)
@@ -125,7 +125,7 @@ def command(
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, if that is a terminal, and the function that moves it."""
+    """A progress bar on stderr, if that is a terminal, and the function that advances it."""
     with tqdm(desc="Verifying", unit="request", leave=False, disable=None) as bar:
 
         def show(done: int, whole: int) -> None:
@@ -136,7 +136,7 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
 
 
 def keep_trace(report: Report, path: Path) -> str | None:
-    """Say what differed first and write the record of that schedule; returns its path."""
+    """Report the first difference and write the record of its schedule; return the record's path."""
     failed = report.first_failed
     if failed is None or failed.first is None:
         return None
@@ -146,6 +146,6 @@ def keep_trace(report: Report, path: Path) -> str | None:
 
 
 def write_trace(path: Path, schedule: int, lines: Sequence[str]) -> None:
-    """Write the record of a schedule, and say where it is."""
+    """Write the record of a schedule, and report where it is."""
     write_text(path, "".join(f"{line}\n" for line in lines), "--trace")
     click.echo(f"trace of schedule {schedule}: {path}")
