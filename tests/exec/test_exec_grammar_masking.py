@@ -303,6 +303,40 @@ def test_a_form_that_takes_long_is_not_waited_for_again_while_others_draw():
     assert drawn_at_last(masking, rows[:1], logits_of(1)).tokens == [4]
 
 
+class Closing(Slow):
+    """A matcher that has moved past a token before `take`, held up at the gate, says so; it closes with two tokens."""
+
+    def __init__(self, allowed: set[int], endings: list[int]) -> None:
+        super().__init__("take", allowed, refused=allowed - set(endings))
+        self.endings = endings
+
+    def take(self, token: int) -> bool:
+        if token in self.refused:
+            return False
+        self.taken.append(token)
+        assert self.gate.wait(PATIENCE)
+        return True
+
+    def closing(self) -> int:
+        return self.endings[len(self.taken)]
+
+
+def test_a_row_that_waits_for_its_forms_known_ending_draws_that_ending_later():
+    """The search for the ending after it may be over before the row is told."""
+    logits = logits_of(1)
+    order = logits[0].argsort(descending=True).tolist()
+    slow = Closing(set(order), order[:-3:-1])  # the least likely two
+    masking, row = masked_rows([slow])
+    for _ in range(3):
+        masking.sample(logits.clone(), [draw(temperature=0)], [2], masking.begin(row), row_views)
+        assert masking.waits(0)
+    wait_until(lambda: slow.taken)
+    masking.sample(logits.clone(), [draw(temperature=0)], [2], masking.begin(row), row_views)
+    slow.gate.set()
+    assert drawn_at_last(masking, row, logits).tokens == [order[-1]]
+    assert slow.taken == [order[-1]]
+
+
 def test_a_sequence_that_leaves_while_its_form_is_made_is_forgotten():
     slow = Slow("make", {4})
     masking = GrammarMasking(SlowToMake([slow, Slow("", {5})], slow.gate), choose=CHOOSE)

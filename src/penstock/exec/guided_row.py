@@ -53,6 +53,7 @@ class GuidedRow:
         self._threads = threads
         self._matcher: Matcher | None = None
         self._refused: set[int] = set()  # after the tokens so far
+        self._closing: int | None = None  # the first token of the known ending, once it was asked for
         self._trying: tuple[int, Future[bool]] | None = None
         self._long = False
         self._slow = False  # once a token that was taken at once took long, for the rest of the answer
@@ -136,13 +137,19 @@ class GuidedRow:
         self._trying = None
         if taken:
             self._refused.clear()
+            self._closing = None
             self.mask = _known(self._at_once(self._fill)) if self._proven else self._submit(self._fill)
         else:
             self._refused.add(token)
 
     def closing(self) -> int:
-        """See `Matcher`."""
-        return self._followed().closing()
+        """See `Matcher`; the same until a token is taken.
+
+        A side thread may have moved the matcher past that very token before the row is told that it was taken.
+        """
+        if self._closing is None:
+            self._closing = self._followed().closing()
+        return self._closing
 
     def foresee(self, most: int) -> tuple[int, ...]:
         """See `Matcher`; nothing if that might take long or work is under way."""
