@@ -1,1 +1,1 @@
-"""Operations on tensors, each with a plain torch reference behind one signature."""
+"""Tensor operations; each has a plain torch reference with the same signature."""

@@ -1,8 +1,9 @@
 """Activation functions, and the gated form that modern MLPs use.
 
-Decides the formulas; does not know which model uses which. Computed in float32 and rounded once. Written out from
-`exp`, `tanh` and `erf` because torch's own fused `silu` and `gelu` take another path for the last few elements of an
-array, whose last bit differs: there a row would depend on where in the batch it lies.
+Decides the formulas; does not know which model uses which. Computed in float32; gated forms round the activated gate
+before the product, except the clamped one. Written in terms of `exp`, `tanh` and `erf` because torch's fused `silu` and
+`gelu` use another code path for the last few elements of an array, whose last bit may differ, so that a row would
+depend on its place in the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SWIGLU_LIMIT, _SWIGLU_SLOPE = 7.0, 1.702
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
     """`silu(gate) * up`, where `silu(x) = x / (1 + exp(-x))` (SwiGLU: Shazeer 2020, section 2).
 
-    `silu(gate)` is rounded to the dtype before the product, as in the models' own code.
+    `silu(gate)` is rounded to the dtype of `gate_up` before the product, as in the models' own code.
 
     Args:
         gate_up: `[T, 2 * F]`: the gate's F columns, then those of the up projection.
@@ -45,7 +46,7 @@ def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def gelu_new_reference(x: Tensor) -> Tensor:
-    """GELU by tanh: `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))` (Hendrycks and Gimpel 2016)."""
+    """Tanh-approximated GELU: `x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))` (Hendrycks and Gimpel 2016)."""
     wide = x.float()
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
     return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
@@ -58,7 +59,7 @@ def gelu_new_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def clamped_swiglu_and_mul_reference(gate_up: Tensor) -> Tensor:
-    """`g * sigmoid(1.702 g) * (u + 1)`, `g` being the gate cut above 7 and `u` the up projection cut to `[-7, 7]`.
+    """`g * sigmoid(1.702 g) * (u + 1)`, `g` being the gate clamped to at most 7, and `u` up clamped to `[-7, 7]`.
 
     The experts of gpt-oss (`GptOssExperts` of transformers). `[T, 2 * F]` to `[T, F]`; computed in float32 and rounded
     once.
@@ -69,7 +70,7 @@ def clamped_swiglu_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def gelu_reference(x: Tensor) -> Tensor:
-    """GELU by the error function, `x/2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel 2016)."""
+    """Exact GELU: `x/2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel 2016)."""
     wide = x.float()
     return (0.5 * wide * (1 + (wide * math.sqrt(0.5)).erf())).to(x.dtype)
 
@@ -94,4 +95,4 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu_reference,
     "relu": relu_reference,
 }
-"""By name."""
+"""Keyed by name."""

@@ -1,7 +1,7 @@
-"""What a layer's attention does with a score: `AttentionSpec`.
+"""How a layer's attention treats scores: `AttentionSpec`.
 
-Decides the vocabulary that models, references and compiled kernels share. Knows no tensor: sinks, which are weights,
-are passed beside a spec.
+Decides the vocabulary that models, references and compiled kernels share. Holds no tensor: sinks, which are weights,
+are passed alongside a spec.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["AttentionSpec"]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """How one layer turns products of queries and keys into weights.
+    """How one layer turns query-key products into attention weights.
 
     Attributes:
-        scale: what products are multiplied by.
+        scale: factor applied to the products.
         softcap: if given, scaled scores become `softcap * tanh(score / softcap)` before positions are masked (Riviere
             et al., "Gemma 2", 2024, section 2).
         window: if given, a token sees the last `window` positions, its own included; else all up to its own
-            (`sliding_window` of Hugging Face's configs; Beltagy et al., "Longformer", 2020).
-        ahead: positions after its own that a token sees; None for all that its sequence has. Causal models have 0.
+            (`sliding_window` in Hugging Face configs; Beltagy et al., "Longformer", 2020).
+        ahead: number of positions after its own that a token sees; None for the rest of its sequence, 0 if causal.
 
     Raises:
-        ValueError: naming the field, which is not positive or not finite, or negative.
+        ValueError: a field is out of range; the message names it.
     """
 
     scale: float
@@ -52,5 +52,5 @@ class AttentionSpec:
         return 0 if self.window is None else max(0, position + 1 - self.window)
 
     def window_end(self, position: int, length: int) -> int:
-        """The position after the last that the token at `position` sees in a sequence of `length`."""
+        """One past the last position that the token at `position` sees in a sequence of `length`."""
         return length if self.ahead is None else min(length, position + 1 + self.ahead)

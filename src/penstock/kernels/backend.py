@@ -1,8 +1,8 @@
-"""What computes: the signature that every backend has.
+"""The interface that every backend implements.
 
-Decides what executors, the sampler and the KV store may ask. A backend is a value: whoever puts an engine together
-chooses one and hands it to all that compute with it; nobody below asks which one it is. Two engines with different
-backends live in one process without seeing each other.
+Decides what executors, the sampler and the KV store may ask. A backend is a value: whoever assembles an engine chooses
+one and passes it to everything that computes. Two engines with different backends can coexist in one process,
+independent of each other.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ class Backend(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors lie."""
+        """The device of its tensors."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether a row's bits depend on that row alone, in every operation that it does by itself."""
+        """Whether a row's bits depend on that row alone, in every operation that it does not leave to torch."""
         ...
 
     @property
     def isa(self) -> str:
-        """The instruction set of its compiled kernels; `torch` where it has none."""
+        """The instruction set of its compiled kernels; `torch` if it has none."""
         ...
 
     @property
     def threads(self) -> int:
-        """The threads that compiled kernels run on; 0 where there are none."""
+        """The number of threads that compiled kernels run on; 0 if it has no compiled kernels."""
         ...
 
     @property
     def choose(self) -> Choose | None:
-        """What chooses tokens in one call, or None where sampling is left to torch, stage by stage."""
+        """A function that samples tokens in one call; None if sampling is left to torch, stage by stage."""
         ...
 
     def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> str | None:
-        """What it leaves to torch in a model with such activations and heads, in words; None if nothing.
+        """The reason, in words, why it leaves this dtype and head_dim to torch; None if it supports them.
 
-        With `latent` heads are those of the keys of a latent cache.
+        With `latent`, `head_dim` is the key width of a latent cache.
         """
         ...
 
     def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
-        """Whether its attention reads a packed KV cache of such numbers, heads and blocks, and is quicker with it."""
+        """Whether its attention supports, and gains from, a packed KV cache of this dtype, head_dim and block_size."""
         ...
 
     def why_torch(self) -> str | None:
-        """Why torch computes, which has no int8 KV cache, and not compiled kernels; in words. None where they do."""
+        """The reason, in words, why torch (which has no int8 KV cache) computes; None if compiled kernels do."""
         ...
 
     def linear(
@@ -98,7 +98,7 @@ class Backend(Protocol):
         ...
 
     def activate(self, x: Tensor, activation: str) -> Tensor:
-        """One of `kernels.activation.ACTIVATIONS`, by its name."""
+        """Apply one of `kernels.activation.ACTIVATIONS`, given by name."""
         ...
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Backend(Protocol):
         selection_bias: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """See `kernels.experts.experts`, with the activation by its name."""
+        """See `kernels.experts.experts`; the activation is given by name."""
         ...
 
     def short_convolution(self, call: ConvolutionCall) -> Tensor:
@@ -136,7 +136,7 @@ class Backend(Protocol):
         ...
 
     def gate(self, x: Tensor, gate: Tensor, kind: str = "sigmoid") -> Tensor:
-        """`x * kind(gate)`, of matrices of one shape; `kind` is `sigmoid` or `gelu_new`."""
+        """`x * kind(gate)`, for matrices of the same shape; `kind` is `sigmoid` or `gelu_new`."""
         ...
 
     def project_heads(self, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""What quantised blocks are made of: integer codes, and the scales that make numbers of them.
+"""The parts of quantised blocks: integer codes, and the scales that turn them into numbers.
 
-Decides the one formula by which parts stand for numbers. Readers of files say how parts lie in a block's bytes, and
-`packed_blocks` how they lie in a packed weight: neither changes one.
+Decides the one formula that turns parts into numbers. File readers know where parts lie in a block's bytes, and
+`packed_blocks` where they lie in a packed weight; neither changes a part.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ __all__ = ["BlockParts"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockParts:
-    """The parts of B blocks of E numbers, in which S shares of E / S neighbours have a scale of their own.
+    """The parts of B blocks of E numbers, each split into S shares of E / S neighbours with their own scale.
 
-    A number is `value * unit * scale * sub_scale + minimum`, or `... - minimum * sub_minimum` where a share has a
-    minimum of its own. Each product is exact in float32: so only the sum is rounded, once.
+    A number is `value * unit * scale * sub_scale + minimum`, or `... - minimum * sub_minimum` if shares have their own
+    minima. Each product is exact in float32, so only the sum is rounded, once.
 
     Attributes:
         codes: uint8 `[B, E]`.
-        scale: float16 `[B, 1]`; or uint8 `[B, 1]`, the exponent of E8M0, of which half is meant: `2 ** (code - 128)`.
-        values: what each code stands for; None where that is `code - bias`.
+        scale: float16 `[B, 1]`; or uint8 `[B, 1]`, an E8M0 exponent that stands for half its usual value:
+            `2 ** (code - 128)`.
+        values: the value of each code; None if it is `code - bias`.
         bias: see `values`.
         zero: uint8 `[B, 1]`, the code that stands for zero, in place of `bias`; or None.
-        sub_scales: int8 or uint8 `[B, S]`; None for a single share of factor 1.
+        sub_scales: int8 or uint8 `[B, S]`; None for a single share with factor 1.
         minimum: float16 `[B, 1]`, or None for 0.
         sub_minima: uint8 `[B, S]`, or None.
         unit: a power of two.
@@ -44,7 +45,7 @@ class BlockParts:
     zero: Tensor | None = None
 
     def numbers(self) -> Tensor:
-        """What the parts stand for: float32 `[B, E]`."""
+        """The numbers that the parts stand for: float32 `[B, E]`."""
         scales = _scale_numbers(self.scale) * self.unit  # [B, 1]
         if self.sub_scales is not None:
             scales = scales * self.sub_scales.float()  # [B, S]

@@ -1,7 +1,7 @@
-"""The backend `cpu`: compiled kernels in float32 and bfloat16, with an instruction set and threads of its own.
+"""The backend `cpu`: compiled kernels in float32 and bfloat16, with its own instruction set and threads.
 
-Exact: a row's bits depend neither on its neighbours nor on the number of threads. What it has no kernel for it leaves
-to torch, and `why_not` says so by name: heads wider than `MAX_HEAD_DIM`, and experts that are not packed.
+Exact: a row's bits depend neither on its neighbours nor on the number of threads. Operations without a kernel go to
+torch: heads wider than `MAX_HEAD_DIM` (or `MAX_LATENT_DIM`), which `why_not` reports, and experts that are not packed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.kernels.torch_backend import TorchBackend
 __all__ = ["DTYPES", "CpuBackend"]
 
 DTYPES = (torch.float32, torch.bfloat16)
-"""Of activations, and of plain KV caches."""
+"""Dtypes of activations, and of KV caches that are not int8."""
 
 _CPU = torch.device("cpu")
 
@@ -36,14 +36,14 @@ class CpuBackend:
 
     Args:
         isa: one of `native.isas()`, or "" for the best of them.
-        threads: that kernels run on, the caller's included.
+        threads: number of threads for kernels, the caller's included.
 
     Attributes:
-        cpu: the kernels and threads, for those who call compiled functions themselves.
+        cpu: the kernels and threads, for code that calls compiled functions directly.
 
     Raises:
         RuntimeError: this installation has no compiled kernels.
-        ValueError: this machine has no such kernels, or `threads` is out of range.
+        ValueError: this machine cannot run `isa`, or `threads` is out of range.
     """
 
     name = "cpu"
@@ -84,7 +84,7 @@ class CpuBackend:
 
     def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:
         """See `Backend.packs_kv`."""
-        # An odd head_dim would be filled up, and take more memory than plain keys.
+        # An odd head_dim would be padded, and take more memory than in the natural layout.
         return dtype in DTYPES and head_dim <= MAX_HEAD_DIM and head_dim % 2 == 0 and block_size % 16 == 0
 
     def why_torch(self) -> None:
@@ -167,7 +167,7 @@ class CpuBackend:
         return project_heads(self.cpu, x, weights, passed)
 
     def write_kv(self, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
-        """See `Backend.write_kv`, for both layouts of a cache."""
+        """See `Backend.write_kv`; supports every cache layout of `native_attention`."""
         if k.shape[-1] > _widest(k_cache, v_cache):
             self._torch.write_kv(k_cache, v_cache, k, v, write_slots)
         else:
@@ -184,7 +184,7 @@ class CpuBackend:
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Backend.paged_attention`, for both layouts of a cache."""
+        """See `Backend.paged_attention`; supports every cache layout of `native_attention`."""
         if q.shape[-1] > _widest(k_cache, v_cache):
             return self._torch.paged_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
         return native_attention.paged_attention(
@@ -193,5 +193,5 @@ class CpuBackend:
 
 
 def _widest(k_cache: Tensor, v_cache: Tensor) -> int:
-    """Heads that compiled attention takes of such a cache."""
+    """The widest head for which compiled attention supports this cache."""
     return MAX_LATENT_DIM if native_attention.is_latent(k_cache, v_cache) else MAX_HEAD_DIM

@@ -1,13 +1,13 @@
-"""Attention over keys and values in blocks, on CUDA: by torch's memory-efficient kernel, in few launches.
+"""Paged attention on CUDA by torch's memory-efficient kernel, in few launches.
 
-Decides in which calls the rows of a step attend: those of one query in one call, padded to the longest, each of the
-others in a call of its own. The kernel goes through a row's keys in order, in blocks of a fixed number, and keeps a
-maximum, a sum and a mixture as it goes (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). So a
-query's bits depend on its own row alone: further queries, rows and masked keys behind its own change nothing. That does
-not hold where scores are soft-capped, which the kernel does not know: there the reference attends.
+Decides how the rows of a step are grouped into calls: all rows with one query in one call, padded to the longest; every
+other row in its own call. The kernel reads a row's keys in order, in blocks of fixed size, and keeps a running maximum,
+sum and weighted value (Rabe and Staats, "Self-attention does not need O(n^2) memory", 2021). So a query's bits depend
+on its own row alone: more queries, more rows, and masked keys after its own change nothing. The kernel does not support
+soft-capped scores; those go to the reference, without that guarantee.
 
-What a step's rows see is the same in all layers, and every copy to the device waits for it: so it is worked out once a
-step, not once a layer.
+Masks are the same for all layers with the same spec, and every copy to the device blocks. So masks are computed once
+per step, not once per layer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from penstock.kernels.paged_attention import paged_attention_reference
 __all__ = ["CudaAttention"]
 
 _WIDTH = 8
-"""Heads are as wide as a multiple of this for the kernel; narrower ones are filled up with zeros."""
+"""The kernel needs head widths that are a multiple of this; others are padded with zeros."""
 
 _QUERIES = 16
-"""Queries of a call are a multiple of this, the last ones zeros: where the kernel's last block of 64 has but one, that
-one comes out wrong (torch 2.11 on an H200)."""
+"""The number of queries per call is padded to a multiple of this with zeros: if the kernel's last block of 64 has only
+one query, its result is wrong (torch 2.11 on an H200)."""
 
 _KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -40,12 +40,11 @@ class _Group(NamedTuple):
     """Rows that attend in one call.
 
     Attributes:
-        tokens: `[n]`, where their queries are in the step; or None for all of its tokens, in order.
-        queries: of each row.
-        table: `[R, M]` int64, block ids; of blocks that no query sees, 0.
-        unseen: `[R, L]`, L positions in M blocks: those that no query of the row sees.
-        bias: `[R, 1, C, L]` in the dtype of queries, 0 for what a query sees and -inf for all else; C is 1 or the
-            count of queries.
+        tokens: `[n]`, indices of their queries in the step; or None for all tokens of the step, in order.
+        queries: number of queries per row.
+        table: `[R, M]` int64, block ids; 0 for blocks that no query sees.
+        unseen: `[R, L]`, for the L positions in M blocks: true if no query of the row sees the position.
+        bias: `[R, 1, C, L]` in the dtype of queries, 0 where a query sees the position, else -inf; C is `queries`.
     """
 
     tokens: Tensor | None
@@ -57,11 +56,11 @@ class _Group(NamedTuple):
 
 @dataclass(slots=True)
 class CudaAttention:
-    """Attends for one backend; remembers what the rows of the last step see.
+    """Attention for one backend; caches the groups and masks of the last step.
 
     Attributes:
-        step: the block table of that step, by which it is known again: every step has a table of its own.
-        groups: by what becomes of scores.
+        step: the block table of that step, which identifies it: every step has its own table.
+        groups: the groups of that step, by spec and query dtype.
     """
 
     step: Tensor | None = None
@@ -108,7 +107,7 @@ class CudaAttention:
 def _grouped(
     dtype: torch.dtype, block_size: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor, spec: AttentionSpec
 ) -> list[_Group]:
-    """The rows in groups: those of one query, and each of the others."""
+    """Group the rows: all rows with one query together, every other row by itself."""
     bounds = q_start.tolist()
     counts = [end - begin for begin, end in pairwise(bounds)]
     single = [row for row, count in enumerate(counts) if count == 1]
@@ -144,20 +143,20 @@ def _group(
         seen = seen & (at > positions - spec.window)
     unseen = ~seen.any(1)  # [R, L]
     table = (block_table if len(rows) == len(block_table) else block_table[rows])[:, :blocks].long()
-    table = table.masked_fill(unseen.unflatten(1, (blocks, -1)).all(-1), 0)  # others' by now, or not there at all
+    table = table.masked_fill(unseen.unflatten(1, (blocks, -1)).all(-1), 0)  # may belong to others, or not exist
     bias = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, -torch.inf)
     return _Group(tokens, queries, table, unseen, bias[:, None])
 
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: float, sinks: Tensor | None) -> Tensor:
-    """`[n, Hq, D]` of a group's queries, row after row: `[n, Hq, Dv]` in the same dtype."""
+    """Attend with a group's queries `[n, Hq, D]`, row after row: `[n, Hq, Dv]` in the same dtype."""
     rows, heads, kv_heads, width = len(group.table), q.shape[1], k_cache.shape[2], v_cache.shape[3]
     k, v = (_gathered(cache, group, q.dtype) for cache in (k_cache, v_cache))  # [R, Hkv, L, D]
     grouped = q.view(rows, group.queries, kv_heads, heads // kv_heads, -1).permute(0, 2, 3, 1, 4)  # [R, Hkv, G, C, D]
     bias = group.bias
-    if sinks is not None:  # a key of zeros before all others, which scores what the sink says and has a value of zeros
+    if sinks is not None:  # prepend a key and value of zeros, whose score is the sink
         k, v = functional.pad(k, (0, 0, 1, 0)), functional.pad(v, (0, 0, 1, 0))
-    if group.queries == 1:  # query heads of one key head as its queries
+    if group.queries == 1:  # treat the query heads of one key head as its queries
         asked = _widened(grouped[:, :, :, 0])  # [R, Hkv, G, D]
         if sinks is not None:
             of_heads = sinks.to(q.dtype).view(1, kv_heads, -1, 1).expand(rows, -1, -1, -1)
@@ -174,7 +173,7 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: f
 
 
 def _gathered(cache: Tensor, group: _Group, dtype: torch.dtype) -> Tensor:
-    """The group's positions `[R, Hkv, L, D]`; 0 where no query looks: weights of 0 do not silence another's NaN."""
+    """The group's positions `[R, Hkv, L, D]`; zeros where no query looks, because a weight of 0 times NaN is NaN."""
     held = cache[group.table].flatten(1, 2).to(dtype)  # [R, L, Hkv, D], a copy
     held = held.masked_fill_(group.unseen[:, :, None, None], 0.0)
     return _widened(held.transpose(1, 2))
@@ -191,6 +190,6 @@ def _mix(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def _widened(x: Tensor) -> Tensor:
-    """`x` with so many zeros behind each head that the kernel takes it."""
+    """Pad each head of `x` with zeros to a width that the kernel supports."""
     lacking = -x.shape[-1] % _WIDTH
     return functional.pad(x, (0, lacking)) if lacking else x

@@ -1,7 +1,7 @@
-"""Plain numbers as a weight, multiplied by torch on any device.
+"""A weight kept as a plain tensor, multiplied by torch on any device.
 
-Library matrix products choose their order of summation by shape, so on a CPU a row's last bits may depend on how many
-rows there are. On CUDA all products are of one shape: see `row_pieces`.
+Library matrix products choose their order of summation by shape, so on a CPU a row's last bits may depend on the number
+of rows. On CUDA every product has the same number of rows: see `row_pieces`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["DenseWeight"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseWeight:
-    """A weight whose numbers lie as they are.
+    """A weight stored as a plain matrix.
 
     Attributes:
         numbers: `[N, K]`, in the dtype of the activations.
@@ -44,17 +44,17 @@ class DenseWeight:
 
     @property
     def form(self) -> str:
-        """The form's name, for people: that of the dtype."""
+        """The form's name for display: the name of the dtype."""
         return str(self.numbers.dtype).removeprefix("torch.")
 
     @property
     def arithmetic(self) -> str:
-        """In what its products are computed; narrow ones are taken for bfloat16."""
+        """The arithmetic of its products; every dtype but float32 counts as bf16."""
         return "fp32" if self.numbers.dtype == torch.float32 else "bf16"
 
     @property
     def native(self) -> None:
-        """The compiled kernels do not multiply it."""
+        """None: the compiled kernels do not multiply it."""
         return
 
     @property
@@ -64,7 +64,7 @@ class DenseWeight:
 
     def matmul(
         self,
-        cpu: Cpu | None,  # noqa: ARG002 - torch multiplies, with threads of its own
+        cpu: Cpu | None,  # noqa: ARG002 - torch multiplies, on its own threads
         x: Tensor,
         bias: Tensor | None = None,
         residual: Tensor | None = None,

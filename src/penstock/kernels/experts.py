@@ -1,11 +1,11 @@
-"""A mixture of experts: which experts a token goes to, and the sum of what they make of it; in torch.
+"""A mixture of experts in torch: routing tokens to experts, and summing the experts' outputs.
 
 Decides the formulas and the order of every sum; does not know where logits and weights come from, nor which model uses
 what. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock`, `DeepseekV2TopkRouter` and
-`DeepseekV3TopkRouter`. Plain torch: what the compiled kernels (`native_experts`) must equal, and what serves without
+`DeepseekV3TopkRouter`. The reference that the compiled kernels (`native_experts`) must match, and the fallback without
 them.
 
-Invariant: what experts make of a token is weighted and added in float32, in ascending order of experts, from zero; the
+Invariant: expert outputs are weighted and summed in float32, in ascending order of experts, starting from zero; the
 residual is added to the finished sum.
 """
 
@@ -39,33 +39,34 @@ __all__ = [
 Scoring = Literal["softmax", "sigmoid"]
 
 StackedWeight = Tensor | PackedStack | FusedStack
-"""`[E, N, K]`: the weights of a layer's experts, in the activations' dtype, or packed once in a form of their own."""
+"""`[E, N, K]`: the weights of a layer's experts, a tensor in the activations' dtype, or packed."""
 
-_LEAST_SUM = 1e-20  # as in DeepSeek-V3: sigmoids of far negative logits are all 0
+_LEAST_SUM = 1e-20  # as in DeepSeek-V3: sigmoids of very negative logits are all 0
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
     """How logits become a choice of experts and their weights.
 
-    A score is the softmax over all experts, or the sigmoid, of a logit. The experts of the `top_k` highest logits are
-    chosen, or, where there is a selection bias, those of the highest score + bias; ties go to the lower index. The
-    weight of a chosen expert is its score.
+    A score is the softmax over all experts, or the sigmoid, of a logit. The `top_k` experts with the highest logits are
+    chosen, or, with a selection bias, those with the highest score + bias; ties go to the lower index. The weight of a
+    chosen expert is its score.
 
-    Where experts are in groups of neighbours, only those of the `top_groups` highest groups are chosen from. A group is
-    as high as the highest of its experts, or with a selection bias as the sum of its two highest (DeepSeek-AI 2024:
+    If experts form groups (of neighbours), only experts of the `top_groups` highest-ranked groups can be chosen. A
+    group ranks by its best expert, or, with a selection bias, by the sum of its two best (DeepSeek-AI 2024:
     DeepSeek-V2, section 2.1.3, and DeepSeek-V3, section 2.1.2).
 
     Attributes:
         experts: E.
-        top_k: how many a token goes to.
-        normalise: whether weights are divided by the sum of those chosen (`norm_topk_prob`).
-        scale: what they are multiplied by then (`routed_scaling_factor`).
-        groups: a divisor of `experts`; 1 for no groups.
-        top_groups: how many are chosen from; they hold at least `top_k` experts.
+        top_k: number of experts per token.
+        scoring: how a logit becomes a score.
+        normalise: whether weights are divided by the sum of the chosen ones (`norm_topk_prob`).
+        scale: factor applied to the weights after that (`routed_scaling_factor`).
+        groups: number of groups, a divisor of `experts`; 1 for no groups.
+        top_groups: number of groups to choose from; they hold at least `top_k` experts.
 
     Raises:
-        ValueError: `top_k`, `scoring`, `groups` or `top_groups` is none of the possible ones.
+        ValueError: `top_k`, `scoring`, `groups` or `top_groups` is out of range.
     """
 
     experts: int
@@ -94,14 +95,14 @@ class ExpertStack:
     """The weights of a layer's experts.
 
     Attributes:
-        gate_up: `[E, 2 * F, H]`, each expert's gates first; `[E, F, H]` where no gates weigh the rest.
+        gate_up: `[E, 2 * F, H]`, each expert's gates first; `[E, F, H]` for experts without gates.
         down: `[E, H, F]`.
-        gate_up_bias: `[E, 2 * F]` or `[E, F]` float32, added to what `gate_up` makes; or None.
-        down_bias: `[E, H]` float32, added to what `down` makes; or None.
-        scale: `[E]` float32, what an expert's weight is multiplied by in the end; or None.
+        gate_up_bias: `[E, 2 * F]` or `[E, F]` float32, added to the product with `gate_up`; or None.
+        down_bias: `[E, H]` float32, added to the product with `down`; or None.
+        scale: `[E]` float32, a final factor on each expert's routing weight; or None.
 
     Raises:
-        ValueError: the two do not belong together.
+        ValueError: the shapes or dtypes do not fit together.
     """
 
     gate_up: StackedWeight
@@ -138,29 +139,29 @@ class ExpertStack:
 
     @property
     def has_biases(self) -> bool:
-        """Whether a projection has one."""
+        """Whether any projection has a bias."""
         return self.gate_up_bias is not None or self.down_bias is not None
 
     @property
     def is_packed(self) -> bool:
-        """Whether compiled kernels multiply them."""
+        """Whether compiled kernels multiply these weights."""
         return not isinstance(self.gate_up, Tensor) and isinstance(self.down, PackedStack)
 
     @property
     def weights(self) -> tuple[Tensor | PackedStack, ...]:
-        """What is multiplied by, one after the other."""
+        """The single weights of both projections, in the order in which they are multiplied."""
         both = (self.gate_up, self.down)
         return tuple(part for each in both for part in ((each,) if isinstance(each, Tensor) else each.parts))
 
     @property
     def nbytes(self) -> int:
-        """Memory of all weights."""
+        """Memory of all weights, biases and scales."""
         vectors = self.gate_up_bias, self.down_bias, self.scale
         return self.gate_up.nbytes + self.down.nbytes + sum(each.nbytes for each in vectors if each is not None)
 
 
 def stack_arithmetic(weights: StackedWeight) -> str:
-    """In what products are computed, as `Weight.arithmetic` names it."""
+    """The arithmetic of the products, named as in `Weight.arithmetic`."""
     if isinstance(weights, Tensor):
         return "fp32" if weights.dtype == torch.float32 else "bf16"
     return weights.arithmetic
@@ -171,18 +172,18 @@ def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None
 
     Args:
         logits: `[T, E]`; a NaN counts as higher than all numbers.
-        spec: how.
-        selection_bias: `[E]`, added to scores for choosing only; or None.
+        spec: how experts are chosen.
+        selection_bias: `[E]`, added to scores for selection only; or None.
 
     Returns:
-        The chosen experts `[T, k]` int64, ascending, and what each of them weighs, `[T, k]` float32.
+        The chosen experts `[T, k]` int64, ascending, and their weights `[T, k]` float32.
     """
     wide = logits.float()
     scores = wide.softmax(dim=-1) if spec.scoring == "softmax" else wide.sigmoid()
     keys = wide if selection_bias is None else scores + selection_bias.float()
     if spec.groups > 1:
         keys = _of_highest_groups(keys, spec, highest=1 if selection_bias is None else 2)
-    order = keys.sort(dim=-1, descending=True, stable=True).indices  # [T, E], the lower index of equal ones first
+    order = keys.sort(dim=-1, descending=True, stable=True).indices  # [T, E]; ties: lower index first
     chosen = order[:, : spec.top_k].sort(dim=-1).values  # [T, k]
     weights = scores.gather(1, chosen)
     if spec.normalise:
@@ -191,7 +192,7 @@ def route(logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None
 
 
 def _of_highest_groups(keys: Tensor, spec: RouterSpec, highest: int) -> Tensor:
-    """Keys `[T, E]`, -inf outside the highest groups; a group is as high as so many of its highest keys add up to."""
+    """Keys `[T, E]`, with -inf outside the best groups; a group ranks by the sum of its `highest` highest keys."""
     grouped = keys.unflatten(1, (spec.groups, -1))  # [T, G, E/G]
     heights = grouped.topk(highest, dim=-1).values.sum(dim=-1)  # [T, G]
     left = heights.sort(dim=-1, descending=True, stable=True).indices[:, spec.top_groups :]
@@ -217,7 +218,7 @@ def experts(
         spec: how experts are chosen.
         activation: a function of `kernels.activation`, `[t, 2 * F]` or `[t, F]` to `[t, F]`.
         selection_bias: as for `route`.
-        residual: `[T, H]`, or None for nothing to be added to.
+        residual: `[T, H]`, or None.
 
     Returns:
         `[T, H]` in the dtype of `residual`, or of `x` without one.
@@ -238,7 +239,7 @@ def _of(biases: Tensor | None, expert: int) -> Tensor | None:
 
 
 def _product(x: Tensor, weight: Tensor | PackedWeight | FusedWeight, bias: Tensor | None) -> Tensor:
-    """`x @ weight.T + bias`: in float32 by a packed weight, in the common dtype by plain numbers."""
+    """`x @ weight.T + bias`: float32 for a packed weight, the common dtype for a plain tensor."""
     if isinstance(weight, Tensor):
         multiply = linear_in_pieces if x.is_cuda else torch.nn.functional.linear
         return multiply(x, weight, None if bias is None else bias.to(x.dtype))
@@ -246,12 +247,12 @@ def _product(x: Tensor, weight: Tensor | PackedWeight | FusedWeight, bias: Tenso
 
 
 def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
-    """`residual + sigmoid(gate_logits) * x`: a shared expert behind a gate of its own, as in Qwen2-MoE.
+    """`residual + sigmoid(gate_logits) * x`: a gated shared expert, as in Qwen2-MoE.
 
     Args:
-        x: `[T, H]`, what the shared expert makes of each token.
+        x: `[T, H]`, the shared expert's output for each token.
         gate_logits: `[T, 1]`.
-        residual: `[T, H]`, or None for nothing to be added to.
+        residual: `[T, H]`, or None.
 
     Returns:
         `[T, H]` in the dtype of `residual`, or of `x` without one; computed in float32, rounded once.
@@ -261,10 +262,10 @@ def gate_rows(x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) ->
 
 
 def experts_read(spec: RouterSpec, tokens: int) -> float:
-    """How many experts a step of so many tokens reads if all are equally popular; of one token exactly `top_k`."""
+    """Expected number of experts that a step of `tokens` tokens reads, all equally likely; `top_k` for one token."""
     return spec.experts * (1 - (1 - spec.top_k / spec.experts) ** tokens)
 
 
 def bytes_read(stack: ExpertStack, spec: RouterSpec, tokens: int) -> int:
-    """Bytes of weights that a step of so many tokens reads, as `experts_read` counts experts."""
+    """Expected bytes of expert weights that a step of `tokens` tokens reads; see `experts_read`."""
     return round(experts_read(spec, tokens) * stack.nbytes / stack.experts)

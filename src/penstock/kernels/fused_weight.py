@@ -1,8 +1,8 @@
-"""A weight whose outputs come from several weights of the same inputs, each in a form of its own.
+"""A weight made of several weights with the same inputs, each in its own form.
 
-Decides nothing about products: each part computes its own. It stands where a family multiplies projections as one
-weight (queries, keys and values; gates and ups) and a file has them in blocks of different kinds, so that none of them
-has to be rounded to the form of another.
+Decides nothing about products: each part computes its own. Used where a family multiplies projections as one weight
+(queries, keys and values; gates and ups) but a file stores them in blocks of different kinds, so that no part has to be
+requantised into another's form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FusedWeight:
 
     @property
     def outputs(self) -> int:
-        """N, of all parts."""
+        """N, the sum over all parts."""
         return sum(part.outputs for part in self.parts)
 
     @property
@@ -46,17 +46,17 @@ class FusedWeight:
 
     @property
     def form(self) -> str:
-        """The forms of the parts, for people."""
+        """The forms of the parts, for display."""
         return " + ".join(part.form for part in self.parts)
 
     @property
     def arithmetic(self) -> str:
-        """That of all parts where they agree, else of one that takes inputs unrounded."""
+        """`bf16` if all parts have it; else that of the first other part, which takes inputs unrounded."""
         return next((part.arithmetic for part in self.parts if part.arithmetic != "bf16"), "bf16")
 
     @property
     def native(self) -> None:
-        """Compiled programs take the parts one by one."""
+        """None: compiled programs take the parts one by one."""
         return
 
     def matmul(
@@ -75,5 +75,5 @@ class FusedWeight:
         return torch.cat([part.matmul(cpu, x, own, beside, out_dtype) for part, own, beside in products], dim=1)
 
     def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> NoReturn:  # noqa: ARG002
-        """There are none to show: an embedding table has one form."""
+        """Always raises: an embedding table has a single form."""
         raise ValueError("a weight of parts in different forms is no table of rows")

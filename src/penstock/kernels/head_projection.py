@@ -1,9 +1,9 @@
-"""A projection of each head by a weight of its own, in torch or one head after the other by compiled products.
+"""Per-head projections: in torch, or one head after the other by compiled products.
 
-What makes queries ask for a latent, and values of one (multi-head latent attention, absorbed: DeepSeek-AI 2024,
-"DeepSeek-V2", section 2.1.2).
+In multi-head latent attention (absorbed form: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2) they map queries into the
+latent space and attention's latent outputs back to values.
 
-Invariant: a head's bits depend on its own columns of its own row alone, where its product is a compiled one.
+Invariant: with compiled products, a head's bits depend only on its own columns of its own row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["project_heads"]
 
 
 def project_heads(cpu: Cpu | None, x: Tensor, weights: StackedWeight, passed: int) -> Tensor:
-    """Of each head the first `passed` columns as they are, then what its weight makes of the others.
+    """Project each head by its own weight: the first `passed` columns are copied, the others multiplied.
 
     Args:
-        cpu: what computes packed weights; None for torch.
+        cpu: computes products of packed weights; None for torch.
         x: `[T, heads * (passed + K)]`.
         weights: `[heads, N, K]`.
-        passed: columns of each head.
+        passed: number of columns of each head that are copied.
 
     Returns:
         `[T, heads * (passed + N)]` in the dtype of `x`.
@@ -42,7 +42,7 @@ def project_heads(cpu: Cpu | None, x: Tensor, weights: StackedWeight, passed: in
 
 
 def _by_numbers(x: Tensor, weights: Tensor) -> Tensor:
-    """`[T, heads, K]` by `[heads, N, K]`: `[T, heads, N]`; on CUDA in pieces of rows, as all products are there."""
+    """`[T, heads, K]` by `[heads, N, K]`: `[T, heads, N]`; on CUDA in pieces of rows, like every product there."""
     if not x.is_cuda:
         return torch.einsum("thk,hnk->thn", x, weights)
     made = [torch.einsum("thk,hnk->thn", piece, weights) for piece in pieces(filled_up(x))]

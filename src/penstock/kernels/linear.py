@@ -1,7 +1,7 @@
-"""What a weight answers for itself, whatever its form: products, rows, size.
+"""The interface of a weight, whatever its form: products, rows, size.
 
 Decides the signature that all forms share. A form is one file beside this one (`dense_weight`, `packed_linear`,
-`onednn_linear`) and, where it is multiplied by compiled kernels, one header under `native/`.
+`onednn_linear`) and, if compiled kernels multiply it, one header under `native/`.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes."""
+        """Memory of the weight."""
         ...
 
     @property
     def form(self) -> str:
-        """The form's name, for people."""
+        """The form's name, for display."""
         ...
 
     @property
     def arithmetic(self) -> str:
-        """In what its products are computed: `fp32`, `bf16` or `int8`."""
+        """The arithmetic of its products: `fp32`, `bf16` or `int8`."""
         ...
 
     @property
     def native(self) -> Any:
-        """The weight as compiled programs take it, or None where they do not multiply it."""
+        """The weight as compiled programs take it, or None if they do not multiply it."""
         ...
 
     @property
     def parts(self) -> tuple[Weight, ...]:
-        """The weights that its outputs come from, in their order: itself, unless it is a `FusedWeight`."""
+        """The weights that make up its outputs, in order: itself, unless it is a `FusedWeight`."""
         ...
 
     def matmul(
@@ -65,17 +65,17 @@ class Weight(Protocol):
         """`x @ weight.T + bias + residual`.
 
         Args:
-            cpu: what computes where the form has compiled kernels; None is torch.
+            cpu: runs the compiled kernels, if the form has any; None for torch.
             x: `[T, K]`.
             bias: `[N]`, or None.
             residual: `[T, N]`, or None.
-            out_dtype: of the result; None is that of `x`.
+            out_dtype: dtype of the result; None for the dtype of `x`.
 
         Returns:
             `[T, N]`, owned by the caller.
 
         Raises:
-            ValueError: a shape or dtype that does not fit.
+            ValueError: a shape or dtype does not fit.
         """
         ...
 
@@ -84,14 +84,14 @@ class Weight(Protocol):
 
         Args:
             cpu: as for `matmul`.
-            ids: `[T]` int64, each in `[0, N)`. A plain weight trusts them: whoever takes token ids from outside checks
-                them first.
-            dtype: of the result.
+            ids: `[T]` int64, each in `[0, N)`. A `DenseWeight` does not check them, so code that takes token ids from
+                outside must.
+            dtype: dtype of the result.
 
         Returns:
             `[T, K]`, a copy.
 
         Raises:
-            ValueError: the form has no rows to show, or an id or dtype does not fit.
+            ValueError: the form cannot look up rows, or an id or dtype does not fit.
         """
         ...

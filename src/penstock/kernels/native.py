@@ -1,7 +1,7 @@
-"""The compiled kernels: whether this installation has them, and how a processor is had to run them on.
+"""Access to the compiled kernels: whether this installation has them, and how to open a `Cpu` that runs them.
 
 Decides nothing. A package installed without a C++ compiler or Python's headers has no `penstock._native`. A module that
-is there but cannot be loaded is an error, not an absence.
+exists but fails to load is an error; it does not count as absent.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 MAX_HEAD_DIM = 512
-"""The widest head that the compiled kernels take."""
+"""The widest head that the compiled kernels support."""
 
 MAX_LATENT_DIM = 1024
-"""The widest key of a latent cache that they take."""
+"""The widest key of a latent cache that the compiled kernels support."""
 
 MAX_THREADS = 1024
 
 Cpu = Any
-"""`penstock._native.Cpu`: the kernels of one instruction set (`isa`), and threads of its own (`threads`), whose methods
-take addresses: only kernels call them. Threads of Python may share one."""
+"""`penstock._native.Cpu`: the kernels of one instruction set (`isa`) and its own threads (`threads`). Its methods take
+raw addresses, so only kernels call them. Python threads may share one."""
 
 
 def _load() -> ModuleType | None:
@@ -43,16 +43,16 @@ def _load() -> ModuleType | None:
 
 
 module = _load()
-"""`penstock._native`, or None where it was not built."""
+"""`penstock._native`, or None if it was not built."""
 
 
 def available() -> bool:
-    """Whether the compiled kernels are there."""
+    """Whether this installation has the compiled kernels."""
     return module is not None
 
 
 def required() -> ModuleType:
-    """The compiled kernels.
+    """The module `penstock._native`.
 
     Raises:
         RuntimeError: this installation has none.
@@ -68,14 +68,15 @@ def isas() -> list[str]:
 
 
 def open_cpu(isa: str = "", threads: int = 1) -> Cpu:
-    """Kernels and threads for one owner; the threads end with the value.
+    """Open kernels and threads for one owner; the threads end when the returned object is destroyed.
 
     Args:
-        isa: one of `isas()`, or "" for the best of them. Bits of results may differ from one to another.
-        threads: that kernels run on, the caller's included; at most `MAX_THREADS`. Results do not depend on it.
+        isa: one of `isas()`, or "" for the best of them. Results may differ in bits between instruction sets.
+        threads: number of threads for kernels, the caller's included; at most `MAX_THREADS`. Results do not depend on
+            it.
 
     Raises:
         RuntimeError: this installation has no compiled kernels.
-        ValueError: this machine has no such kernels, or `threads` is out of range.
+        ValueError: this machine cannot run `isa`, or `threads` is out of range.
     """
     return required().Cpu(isa, threads)

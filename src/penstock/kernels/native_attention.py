@@ -1,19 +1,19 @@
-"""Paged attention and the way into the cache in compiled code, behind the signatures of `kernels.paged_attention`.
+"""Paged attention and KV cache writes in compiled code, behind the signatures of `kernels.paged_attention`.
 
 Decides how tensors are handed over as addresses; the arithmetic and its order are in `native/attention.h`. Takes
 float32 and bfloat16 on the CPU, head_dim up to 512.
 
-A cache may lie in one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
-D]`, or packed (see `packed_keys_shape` and `packed_values_shape`), as attention multiplies it. Both give the same bits,
-and so do all block sizes, batches, chunks of a prompt and numbers of threads.
+A float cache has one of two layouts, told apart by their number of dimensions: natural, `[num_blocks, block_size, Hkv,
+D]`, or packed (see `packed_keys_shape` and `packed_values_shape`), in the order in which attention multiplies. Both
+give the same bits, and so do all block sizes, batches, prompt chunks and numbers of threads.
 
 A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each position's key and value of each head is
-rounded when it is stored, on a scale of its own that lies in the block beside it. Attention reads what was stored, that
-of the same step too, so none of the promises above changes.
+rounded when it is stored, with its own scale, which is kept in the same block. Attention reads only stored values, even
+those of the current step, so the guarantees above still hold.
 
-A latent cache has keys alone, natural, of one head up to 1,024 wide: values are a view of their end (`is_latent`). In
-int8 a position has a row of bytes (see `int8_latent_shape`): the part of a key that is rotated is rounded on a scale of
-its own, and so are each 128 elements of the value.
+A latent cache has only keys, in natural layout, of one head up to 1,024 wide; values are a view of their end
+(`is_latent`). In int8 a position is a row of bytes (see `int8_latent_shape`): the rotated part of a key has one scale,
+and each 128 elements of the value have one.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ __all__ = [
 ]
 
 _LATENT_GROUP = 128  # elements of a value that share a scale, as in `native/attention_call.h`
-_INT8 = 2  # what the compiled functions call an int8 cache
-_LONGEST = 2**31 - 1  # positions: a window of more hides none
+_INT8 = 2  # the compiled functions' element code of an int8 cache
+_LONGEST = 2**31 - 1  # positions; a wider window hides none
 
 
 def packed_keys_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[int, int, int, int, int]:
-    """The shape `[num_blocks, Hkv, words, block_size, w]` of a cache of keys in the packed layout.
+    """The shape `[num_blocks, Hkv, words, block_size, w]` of a key cache in the packed layout.
 
-    A word is 32 bits: `w` neighbours along `head_dim` of one key, 2 of bfloat16 or 1 of float32; an odd `head_dim` is
-    filled up with 0. So 16 neighbouring positions have the same word of their keys side by side.
+    A word is 32 bits: `w` neighbouring elements of one key, 2 in bfloat16 or 1 in float32; an odd number of bfloat16
+    elements is padded with 0. So the same word of 16 neighbouring positions is contiguous.
     """
     each = 4 // dtype.itemsize
     return num_blocks, num_kv_heads, -(-head_dim // each), block_size, each
@@ -64,10 +64,10 @@ def packed_keys_shape(
 def packed_values_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[int, int, int, int, int]:
-    """The shape `[num_blocks, Hkv, groups, D, w]` of a cache of values in the packed layout.
+    """The shape `[num_blocks, Hkv, groups, D, w]` of a value cache in the packed layout.
 
-    A word is 32 bits: the same element of `w` neighbouring positions, 2 of bfloat16 or 1 of float32; an odd
-    `block_size` is filled up. So what one head needs of a block lies in one piece.
+    A word is 32 bits: the same element of `w` neighbouring positions, 2 in bfloat16 or 1 in float32; an odd number of
+    bfloat16 positions is padded. So one head's values in a block are contiguous.
     """
     each = 4 // dtype.itemsize
     return num_blocks, num_kv_heads, -(-block_size // each), head_dim, each
@@ -76,18 +76,18 @@ def packed_values_shape(
 def int8_keys_shape(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
 ) -> tuple[int, int, int, int, int]:
-    """The shape `[num_blocks, Hkv, words + 1, block_size, 4]` of a cache of int8 keys: packed, 4 codes a word.
+    """The shape `[num_blocks, Hkv, words + 1, block_size, 4]` of an int8 key cache: packed, 4 codes per word.
 
-    The last word is the scale, a float32 for each position. A `head_dim` that is no multiple of 4 is filled up with 0.
+    The last word is the scale, one float32 per position. A `head_dim` that is not a multiple of 4 is padded with 0.
     """
     return num_blocks, num_kv_heads, -(-head_dim // 4) + 1, block_size, 4
 
 
 def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int) -> tuple[int, int, int, int]:
-    """The shape `[num_blocks, Hkv, groups * (D + 4), 4]` of a cache of int8 values; a group is 4 positions.
+    """The shape `[num_blocks, Hkv, groups * (D + 4), 4]` of an int8 value cache; a group is 4 positions.
 
-    Of each block and head, the codes `[groups, D, 4]` come first, then the scales `[groups, 4]`, each a float32. The
-    four positions of a group stand in the order 0, 2, 1, 3. A `block_size` that is no multiple of 4 is filled up.
+    For each block and head, the codes `[groups, D, 4]` come first, then the float32 scales `[groups, 4]`. The four
+    positions of a group are in the order 0, 2, 1, 3. A `block_size` that is not a multiple of 4 is padded.
     """
     return num_blocks, num_kv_heads, -(-block_size // 4) * (head_dim + 4), 4
 
@@ -95,31 +95,31 @@ def int8_values_shape(num_blocks: int, block_size: int, num_kv_heads: int, head_
 def int8_latent_shape(num_blocks: int, block_size: int, head_dim: int, value_dim: int) -> tuple[int, int, int, int]:
     """The shape `[num_blocks, block_size, 1, bytes]` of an int8 latent cache.
 
-    A position has the codes of what is rotated, filled up with 0 to a multiple of 16, then those of its value likewise,
-    then float32 scales: one of what is rotated, one of each 128 elements of the value. 596 bytes for 64 and 512
-    elements, which are 1,152 in bfloat16.
+    A position has the codes of its rotated part, padded with 0 to a multiple of 16, then those of its value, padded
+    likewise, then float32 scales: one for the rotated part, one for each 128 elements of the value. With 64 rotated and
+    512 value elements, that is 596 bytes, against 1,152 in bfloat16.
     """
     scales = 1 + -(-value_dim // _LATENT_GROUP)
     return num_blocks, block_size, 1, _whole(head_dim - value_dim) + _whole(value_dim) + 4 * scales
 
 
 def latent_values(k_cache: Tensor, head_dim: int, value_dim: int) -> Tensor:
-    """The values `[num_blocks, block_size, 1, value_dim]` of a latent cache: a view, in int8 of their codes."""
+    """The values `[num_blocks, block_size, 1, value_dim]` of a latent cache: a view of the keys (of codes in int8)."""
     rotated = head_dim - value_dim
     first = _whole(rotated) if k_cache.dtype == torch.int8 else rotated
     return k_cache[..., first : first + value_dim]
 
 
 def _whole(width: int) -> int:
-    """A width filled up to whole vectors."""
+    """A width rounded up to whole vectors of 16."""
     return -(-width // 16) * 16
 
 
 def write_kv(cpu: Cpu, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
-    """`penstock.kernels.paged_attention.write_kv`, for both layouts.
+    """See `kernels.paged_attention.write_kv_reference`; supports every cache layout.
 
     Raises:
-        ValueError: shapes, dtypes or slots do not fit; nothing was written then.
+        ValueError: shapes, dtypes or slots do not fit; nothing has been written.
     """
     count, _, dim = k.shape
     cpu.rotate_and_store(
@@ -152,25 +152,25 @@ def rotate_and_write(
     """In one pass: norm queries and keys per head, rotate both, store keys and values.
 
     Args:
-        cpu: what computes.
+        cpu: runs the kernel.
         q: `[T, Hq, D]`; may be a view of a fused row, as may `k` and `v`.
         k: `[T, Hkv, D]`.
-        v: `[T, Hkv, D]`.
+        v: `[T, Hkv, D]`, or `[T, 1, value_dim]` for a latent cache.
         positions: `[T]` int64, rows of the tables.
         cos: `[P, R/2]` float32: the first R elements of each head are rotated.
         sin: `[P, R/2]` float32.
-        k_cache: as for `write_kv`, beside `v_cache`, both in one of the layouts.
-        v_cache: as `k_cache`.
+        k_cache: as for `write_kv`, in any of the layouts.
+        v_cache: in the same layout.
         write_slots: `[T]` int64, all different.
         q_norm: `[D]` weights of an RMS norm of each query head, or None.
-        k_norm: the same of key heads.
-        eps: of both norms.
+        k_norm: the same for key heads.
+        eps: eps of both norms.
 
     Returns:
         The queries `[T, Hq, D]`, contiguous, in the dtype of `q`.
 
     Raises:
-        ValueError: shapes, dtypes, positions or slots do not fit; nothing was written then.
+        ValueError: shapes, dtypes, positions or slots do not fit; nothing has been written.
     """
     count, q_heads, dim = q.shape
     heads = k.shape[1]
@@ -202,10 +202,10 @@ def paged_attention(
     spec: AttentionSpec,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`penstock.kernels.paged_attention.paged_attention`, for both layouts.
+    """See `kernels.paged_attention.paged_attention_reference`; supports every cache layout.
 
     Raises:
-        ValueError: shapes, dtypes or the rows' description do not fit, or the table names a block that does not exist.
+        ValueError: shapes, dtypes or the row description do not fit, or the table names a block that does not exist.
     """
     count, q_heads, dim = q.shape
     value_dim = v_cache.shape[-1] if is_latent(k_cache, v_cache) else 0
@@ -236,7 +236,7 @@ def paged_attention(
 
 
 def score_rule(spec: AttentionSpec, sinks: Tensor | None, q_heads: int) -> Any:
-    """A spec and its sinks, `[Hq]` float32, as the compiled functions take them."""
+    """The compiled `ScoreRule` of a spec and its sinks, `[Hq]` float32."""
     return required().ScoreRule(
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
@@ -251,12 +251,12 @@ def _window(spec: AttentionSpec) -> int:
 
 
 def _reach(spec: AttentionSpec) -> int:
-    """Most positions that a token sees, its own included; 0 for as many as there are."""
+    """The most positions that a token can see, its own included; 0 for no limit."""
     return 0 if spec.window is None or spec.ahead is None else min(spec.window + spec.ahead, _LONGEST)
 
 
 def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor) -> Any:
-    """The rows of a step of `count` tokens, as the compiled functions take them.
+    """The compiled `RaggedRows` of a step of `count` tokens.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -275,7 +275,7 @@ def ragged_rows(count: int, q_start: Tensor, kv_len: Tensor, block_table: Tensor
 
 
 def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether values are a part of the keys, where they lie: a view of them as `latent_values` makes it."""
+    """Whether `v_cache` is a view of the values in `k_cache`, as made by `latent_values`."""
     if k_cache.dim() != 4 or v_cache.dim() != 4 or v_cache.stride() != k_cache.stride():
         return False
     begins = v_cache.data_ptr() - k_cache.data_ptr()
@@ -287,7 +287,7 @@ def is_latent(k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def cache_of(k_cache: Tensor, v_cache: Tensor, heads: int, dim: int, value_dim: int = 0) -> Any:
-    """A cache as the compiled functions take it; for `value_dim` see `KvCacheSpec`.
+    """The compiled `Cache`; for `value_dim` see `KvCacheSpec`.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -352,7 +352,7 @@ def vector(name: str, x: Tensor, dtype: torch.dtype, length: int) -> int:
     """The address of a contiguous `[length]` of `dtype` on the CPU.
 
     Raises:
-        ValueError: naming the argument, which is not such a vector.
+        ValueError: `x` is not such a vector; the message has `name`.
     """
     if x.shape != (length,) or x.dtype != dtype or not x.is_cpu or not x.is_contiguous():
         raise ValueError(f"{name} must be [{length}] {dtype} on the CPU, contiguous, not {tuple(x.shape)} {x.dtype}")

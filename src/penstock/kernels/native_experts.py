@@ -3,7 +3,7 @@
 Decides how tensors are handed over as addresses; the work is in `native/experts.cpp` and `native/experts.h`. Takes
 packed weights, and float32 and bfloat16 rows on the CPU.
 
-Invariant: a token's bits depend on its own row alone: neither on the tokens beside it, nor on the number of threads.
+Invariant: a token's bits depend on its own row alone, neither on other tokens nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _scratch = Scratch()
 
 
 def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selection_bias: Tensor | None) -> Any:
-    """The compiled `ExpertLayer`, which has addresses only: the caller keeps what lies there.
+    """Build the compiled `ExpertLayer`. It holds addresses only: the caller keeps the tensors alive.
 
     Raises:
         ValueError: a shape, dtype or kernel does not fit.
@@ -48,10 +48,10 @@ def expert_layer(stack: ExpertStack, spec: RouterSpec, activation: int, selectio
 
 
 class NativeExperts:
-    """The experts of one layer, ready to run. Immutable; keeps the tensors alive that it reads.
+    """The experts of one layer, ready to run. Immutable; keeps alive the tensors that it reads.
 
     Attributes:
-        layer: the compiled `ExpertLayer`, which has their addresses only.
+        layer: the compiled `ExpertLayer`, which holds only their addresses.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class NativeExperts:
         activation: str,
         selection_bias: Tensor | None = None,
     ) -> None:
-        """Check and note where everything lies.
+        """Check the operands and record their addresses.
 
         Args:
-            cpu: what computes.
-            stack: both weights packed.
+            cpu: runs the kernels.
+            stack: the weights, both packed.
             spec: how experts are chosen.
-            activation: a name in `kernels.activation`; with one that ends in `_and_mul` there are gates.
+            activation: a name in `kernels.activation`; those that end in `_and_mul` need gates.
             selection_bias: `[E]` float32, or None.
 
         Raises:
@@ -82,10 +82,10 @@ class NativeExperts:
         self.layer = expert_layer(stack, spec, ACTIVATION_CODES[activation], selection_bias)
 
     def __call__(self, x: Tensor, router_logits: Tensor, residual: Tensor | None = None) -> Tensor:
-        """`penstock.kernels.experts.experts`.
+        """See `kernels.experts.experts`.
 
         Args:
-            x: `[T, H]`, float32 or bfloat16; here and below rows may be strided views of a wider matrix.
+            x: `[T, H]`, float32 or bfloat16; here and below, rows may be strided views of a wider matrix.
             router_logits: `[T, E]`, float32 or bfloat16.
             residual: `[T, H]`, float32 or bfloat16; or None.
 
@@ -93,7 +93,7 @@ class NativeExperts:
             `[T, H]` in the dtype of `residual`, or of `x` without one; owned by the caller.
 
         Raises:
-            ValueError: a shape or dtype that does not fit.
+            ValueError: a shape or dtype does not fit.
         """
         out = torch.empty(x.shape, dtype=x.dtype if residual is None else residual.dtype)
         self.run_into(out, x, router_logits, residual)
@@ -103,7 +103,7 @@ class NativeExperts:
         """The same, written to `out`, which may be `x` or `residual`.
 
         Returns:
-            How many experts' weights were read.
+            The number of experts whose weights were read.
         """
         count = len(x)
         _check_shapes((count, self._hidden), x=x, out=out, residual=residual)
@@ -123,10 +123,10 @@ class NativeExperts:
 
 
 def route(cpu: Cpu, logits: Tensor, spec: RouterSpec, selection_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`penstock.kernels.experts.route`; the chosen experts are int32.
+    """See `kernels.experts.route`; here the chosen experts are int32.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape or dtype does not fit.
     """
     _check_shapes((len(logits), spec.experts), logits=logits)
     chosen = torch.empty(len(logits), spec.top_k, dtype=torch.int32)
@@ -142,10 +142,10 @@ def route(cpu: Cpu, logits: Tensor, spec: RouterSpec, selection_bias: Tensor | N
 
 
 def gate_rows(cpu: Cpu, x: Tensor, gate_logits: Tensor, residual: Tensor | None = None) -> Tensor:
-    """`penstock.kernels.experts.gate_rows`.
+    """See `kernels.experts.gate_rows`.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape or dtype does not fit.
     """
     _check_shapes(tuple(x.shape), x=x, residual=residual)
     _check_shapes((len(x), 1), gate_logits=gate_logits)
@@ -177,16 +177,16 @@ def _router(spec: RouterSpec, selection_bias: Tensor | None, scale: Tensor | Non
 
 
 def stack_of(name: str, weight: StackedWeight, bias: Tensor | None = None, first: int = 0) -> Any:
-    """The compiled `WeightStack` of packed weights and their biases; has addresses only.
+    """The compiled `WeightStack` of packed weights and their biases; it holds addresses only.
 
     Args:
-        name: of the weights, for messages.
+        name: name of the weights, for error messages.
         weight: `[E, N, K]`.
-        bias: `[E, M]` float32, of whose columns these weights have N from `first` on; or None.
+        bias: `[E, M]` float32, whose columns `[first, first + N)` belong to these weights; or None.
         first: see `bias`.
 
     Raises:
-        ValueError: naming the weights, which are not packed.
+        ValueError: the weights are not packed, or the bias does not fit; the message has `name`.
     """
     if not isinstance(weight, PackedStack):
         raise ValueError(f"{name} must be packed, not a plain tensor")

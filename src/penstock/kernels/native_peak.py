@@ -1,7 +1,7 @@
-"""The machine's limits as compiled loops: products that wait for nothing, memory that is read and not used.
+"""Compiled loops that run the machine at its limits: independent products, and reads of memory.
 
-Decides nothing: how long a call took, and what that means, is for the caller to say. Runs on the threads and with the
-instruction set of a `Cpu`; the loops are in `native/peak.cpp`.
+Decides nothing: the caller times the calls and interprets the result. Runs on the threads and with the instruction set
+of a `Cpu`; the loops are in `native/peak.cpp`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ def compute(cpu: Cpu, arithmetic: str, rounds: int) -> int:
     """Run independent products on every thread.
 
     Args:
-        cpu: whose threads and kernels.
-        arithmetic: one of `ARITHMETIC`: float32, bfloat16 pairs into float32, bytes by fours into int32.
-        rounds: of the loop, a dozen vectors of products each.
+        cpu: provides the threads and kernels.
+        arithmetic: one of `ARITHMETIC`: float32, pairs of bfloat16 into float32, groups of four bytes into int32.
+        rounds: iterations of the loop, a dozen vectors of products each.
 
     Returns:
-        Multiplications and additions done.
+        The number of multiplications and additions done.
     """
     done: int = getattr(cpu, f"peak_{arithmetic}")(rounds)
     return done
 
 
 def read(cpu: Cpu, memory: Tensor) -> None:
-    """Read `memory`, contiguous and on a line of 64 bytes, once, every thread a part of it.
+    """Read the whole 64-byte lines of `memory` once, divided among the threads.
 
     Raises:
-        ValueError: it does not lie so.
+        ValueError: `memory` is not contiguous, not aligned to 64 bytes, or shorter than that.
     """
     if not memory.is_contiguous():
         raise ValueError("memory to be read must be contiguous")

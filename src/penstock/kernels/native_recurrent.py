@@ -1,7 +1,7 @@
 """Recurrent layers in compiled code, behind the signatures of their references.
 
 Decides how tensors are handed over as addresses; the work is in `native/recurrent.h`. A token's bits depend on its own
-sequence alone, neither on runs and rows beside it nor on the number of threads.
+sequence alone, neither on neighbouring runs and rows nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 GATES = {"sigmoid": 0, "gelu_new": 1}
-"""What the compiled functions call what is made of a gate (`native/recurrent_call.h`)."""
+"""Codes of gate functions in the compiled kernels (`native/recurrent_call.h`)."""
 
 
 def runs_of(runs: StateRuns) -> Any:
-    """Where the runs of a step lie; their tensors must outlive it.
+    """The addresses of a step's runs; the tensors must outlive the result.
 
     Raises:
-        ValueError: a shape or dtype does not fit, here and below.
+        ValueError: a shape or dtype does not fit. The functions below raise likewise.
     """
     count = len(runs.sources)
     return required().Runs(
@@ -52,7 +52,7 @@ def runs_of(runs: StateRuns) -> Any:
 
 
 def states_of(states: Sequence[Tensor]) -> Any:
-    """Where states lie, `[places, ...]` float32 each; they must outlive it."""
+    """The addresses of states, `[places, ...]` float32 each; the tensors must outlive the result."""
     found = required().States()
     for each in states:
         address = vector("a state", each.view(-1), torch.float32, each.numel())
@@ -61,14 +61,14 @@ def states_of(states: Sequence[Tensor]) -> Any:
 
 
 def filter_of(weight: Tensor, bias: Tensor | None, *, silu: bool) -> Any:
-    """The filters `[L, C]` of a short convolution; weights must outlive it, here and below."""
+    """The compiled `Filter` of a short convolution, `[L, C]`; its tensors must outlive it, here and below."""
     taps, width = weight.shape
     address = vector("the weight of a convolution", weight.view(-1), torch.float32, taps * width)
     return required().Filter(taps=taps, width=width, weight=address, bias=_address("its bias", bias, width), silu=silu)
 
 
 def rule_of(rule: RecurrenceRule) -> Any:
-    """A recurrence."""
+    """The compiled `Recurrence` of a rule."""
     heads = rule.value_heads
     return required().Recurrence(
         delta=rule.kind is RecurrenceKind.DELTA,
@@ -86,13 +86,13 @@ def rule_of(rule: RecurrenceRule) -> Any:
 
 
 def group_norm_of(weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Any:
-    """A norm of groups of columns behind or before a gate."""
+    """The compiled `GroupNorm`: a norm of groups of columns, before a gate or, with `gate_first`, after it."""
     address = vector("the weight of a gated norm", weight, torch.float32, weight.numel())
     return required().GroupNorm(group=group, weight=address, period=len(weight), eps=eps, gate_first=gate_first)
 
 
 def short_convolution(cpu: Cpu, call: ConvolutionCall) -> Tensor:
-    """`kernels.short_convolution.short_convolution_reference`."""
+    """See `kernels.short_convolution.short_convolution_reference`."""
     x, out = call.x, torch.empty(call.x.shape, dtype=call.x.dtype)
     _check_shapes(tuple(x.shape), x=x, gate_in=call.gate_in, gate_out=call.gate_out)
     cpu.short_convolution(
@@ -109,7 +109,7 @@ def short_convolution(cpu: Cpu, call: ConvolutionCall) -> Tensor:
 
 
 def recurrence(cpu: Cpu, call: RecurrenceCall) -> Tensor:
-    """`kernels.recurrence.recurrence_reference`."""
+    """See `kernels.recurrence.recurrence_reference`."""
     rule, out, count = call.rule, torch.empty(call.v.shape, dtype=call.v.dtype), len(call.v)
     _check_shapes((count, rule.key_heads * rule.key_dim), q=call.q, k=call.k)
     _check_shapes((count, rule.value_heads * rule.value_dim), v=call.v)
@@ -130,7 +130,7 @@ def recurrence(cpu: Cpu, call: RecurrenceCall) -> Tensor:
 
 
 def gated_norm(cpu: Cpu, call: GatedNormCall) -> Tensor:
-    """`kernels.recurrence.gated_norm_reference`."""
+    """See `kernels.recurrence.gated_norm_reference`."""
     x, out = call.x, torch.empty(call.x.shape, dtype=call.x.dtype)
     _check_shapes(tuple(x.shape), x=x, gate=call.gate)
     cpu.gated_norm(
@@ -145,7 +145,7 @@ def gated_norm(cpu: Cpu, call: GatedNormCall) -> Tensor:
 
 
 def gate(cpu: Cpu, x: Tensor, gates: Tensor, kind: str) -> Tensor:
-    """`x * kind(gates)`, of matrices of one shape; `kind` is one of `GATES`."""
+    """`x * kind(gates)`, for matrices of the same shape; `kind` is one of `GATES`."""
     out = torch.empty(x.shape, dtype=x.dtype)
     _check_shapes(tuple(x.shape), x=x, gate=gates)
     cpu.gate_columns(

@@ -1,8 +1,8 @@
-"""The row-wise operations in compiled code: norms, activations, rotation; behind the signatures of their references.
+"""The row-wise operations in compiled code (norms, activations, rotation), behind the signatures of their references.
 
 Decides how tensors are handed over as addresses; the arithmetic is in `native/norm.h`, `activation.h` and `rope.h`.
-Takes float32 and bfloat16 on the CPU. A row's bits depend on that row alone. Differs from the references in bfloat16 by
-rounding points only: everything is float32 until the result is rounded, once.
+Takes float32 and bfloat16 on the CPU. A row's bits depend on that row alone. In bfloat16 it differs from the references
+only in rounding points: everything is float32 until the result is rounded, once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ACTIVATION_CODES = {
     "clamped_swiglu_and_mul": 5,
     "gelu_and_mul": 6,
 }
-"""What the compiled functions call those of `kernels.activation` (`native/linear_call.h`)."""
+"""Codes of the activations of `kernels.activation` in the compiled kernels (`native/linear_call.h`)."""
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -55,7 +55,7 @@ def element(name: str, x: Tensor) -> int:
     """The code of the dtype of `x`.
 
     Raises:
-        ValueError: naming the argument: not float32 or bfloat16, or not on the CPU.
+        ValueError: `x` is not float32 or bfloat16, or not on the CPU; the message has `name`.
     """
     if not x.is_cpu or x.dtype not in _ELEMENTS:
         raise ValueError(f"{name} must be float32 or bfloat16 on the CPU, not {x.dtype} on {x.device}")
@@ -63,10 +63,10 @@ def element(name: str, x: Tensor) -> int:
 
 
 def rows(name: str, x: Tensor) -> Any:
-    """Where the rows of `x` lie, for the compiled functions: the first dimension may be strided, the others may not.
+    """The compiled `Rows` of `x`: the first dimension may be strided, the others must be contiguous.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: the dtype, device or layout does not fit; the message has `name`.
     """
     code = element(name, x)
     if len(x) and not x[0].is_contiguous():
@@ -75,15 +75,15 @@ def rows(name: str, x: Tensor) -> Any:
 
 
 def optional_rows(name: str, x: Tensor | None) -> Any:
-    """The same; None for None."""
+    """`rows`, or None for None."""
     return None if x is None else rows(name, x)
 
 
 def vector_of(name: str, x: Tensor | None, width: int) -> Any:
-    """Where a contiguous `[width]` lies, for the compiled functions; None for None.
+    """The compiled `Vector` of a contiguous `[width]`; None for None.
 
     Raises:
-        ValueError: naming the argument.
+        ValueError: the shape, dtype, device or layout does not fit; the message has `name`.
     """
     if x is None:
         return None
@@ -93,12 +93,12 @@ def vector_of(name: str, x: Tensor | None, width: int) -> Any:
 
 
 def rotation(cos: Tensor, sin: Tensor, rotary_dim: int) -> Any:
-    """Where tables of angles lie, for the compiled functions; `rotated_width` has looked at them."""
+    """The compiled `Rotation` of tables that the caller has checked (`rotated_width`)."""
     return required().Rotation(cos=cos.data_ptr(), sin=sin.data_ptr(), num_positions=len(cos), rotary_dim=rotary_dim)
 
 
 def rms_norm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`penstock.kernels.norm.rms_norm`: `[..., H]` to `[..., H]`."""
+    """See `kernels.norm.rms_norm_reference`: `[..., H]` to `[..., H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
     _norm(cpu.rms_norm, flat, None, weight, None, eps, out)
@@ -106,7 +106,7 @@ def rms_norm(cpu: Cpu, x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(cpu: Cpu, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """`penstock.kernels.norm.layer_norm`: `[..., H]` to `[..., H]`."""
+    """See `kernels.norm.layer_norm_reference`: `[..., H]` to `[..., H]`."""
     flat = x.reshape(-1, x.shape[-1])
     out = torch.empty(flat.shape, dtype=x.dtype)
     _norm(cpu.layer_norm, flat, None, weight, bias, eps, out)
@@ -117,12 +117,12 @@ def add_rms_norm(cpu: Cpu, stream: Tensor, residual: Tensor, weight: Tensor, eps
     """Add `residual` to `stream` in place, then normalise the sum.
 
     Args:
-        cpu: what computes.
-        stream: `[T, H]`; float32 keeps the sums of all layers exact to its own rounding.
+        cpu: runs the kernel.
+        stream: `[T, H]`; in float32, sums over all layers lose no more than float32 rounding.
         residual: `[T, H]`.
         weight: `[H]`.
         eps: keeps rows of zeros finite.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         `[T, H]`.
@@ -135,37 +135,37 @@ def add_rms_norm(cpu: Cpu, stream: Tensor, residual: Tensor, weight: Tensor, eps
 
 
 def silu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
-    """`penstock.kernels.activation.silu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    """See `kernels.activation.silu_and_mul_reference`: `[T, 2 * F]` to `[T, F]`."""
     return _of_gated(cpu.silu_and_mul, gate_up)
 
 
 def gelu_new_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
-    """`penstock.kernels.activation.gelu_new_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    """See `kernels.activation.gelu_new_and_mul_reference`: `[T, 2 * F]` to `[T, F]`."""
     return _of_gated(cpu.gelu_new_and_mul, gate_up)
 
 
 def gelu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
-    """`penstock.kernels.activation.gelu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    """See `kernels.activation.gelu_and_mul_reference`: `[T, 2 * F]` to `[T, F]`."""
     return _of_gated(cpu.gelu_and_mul, gate_up)
 
 
 def clamped_swiglu_and_mul(cpu: Cpu, gate_up: Tensor) -> Tensor:
-    """`penstock.kernels.activation.clamped_swiglu_and_mul`: `[T, 2 * F]` to `[T, F]`."""
+    """See `kernels.activation.clamped_swiglu_and_mul_reference`: `[T, 2 * F]` to `[T, F]`."""
     return _of_gated(cpu.clamped_swiglu_and_mul, gate_up)
 
 
 def gelu_new(cpu: Cpu, x: Tensor) -> Tensor:
-    """`penstock.kernels.activation.gelu_new`."""
+    """See `kernels.activation.gelu_new_reference`."""
     return _of_each(cpu.gelu_new, x)
 
 
 def gelu(cpu: Cpu, x: Tensor) -> Tensor:
-    """`penstock.kernels.activation.gelu`."""
+    """See `kernels.activation.gelu_reference`."""
     return _of_each(cpu.gelu, x)
 
 
 def relu(cpu: Cpu, x: Tensor) -> Tensor:
-    """`penstock.kernels.activation.relu`."""
+    """See `kernels.activation.relu_reference`."""
     return _of_each(cpu.relu, x)
 
 
@@ -173,11 +173,11 @@ ACTIVATIONS: dict[str, Callable[[Cpu, Tensor], Tensor]] = {
     each.__name__: each
     for each in (silu_and_mul, gelu_new_and_mul, gelu_and_mul, clamped_swiglu_and_mul, gelu_new, gelu, relu)
 }
-"""By the names that `kernels.activation` has for them."""
+"""Keyed by the names in `kernels.activation`."""
 
 
 def rotate(cpu: Cpu, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`penstock.kernels.rope.rotate`: the first R of each of `[T, heads, D]` by `[T, R/2]` float32."""
+    """See `kernels.rope.rotate_reference`: rotates the first R elements of heads `[T, heads, D]`."""
     count, heads, dim = x.shape
     rotary_dim = rotated_width(cos, sin, count, dim)
     out = torch.empty(x.shape, dtype=x.dtype)
@@ -194,10 +194,10 @@ def rotate(cpu: Cpu, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotated_width(cos: Tensor, sin: Tensor, count: int, dim: int) -> int:
-    """How many elements of a head of `dim` the tables `[count, R/2]` rotate: R.
+    """R, the number of elements that tables `[count, R/2]` rotate in a head of `dim` elements.
 
     Raises:
-        ValueError: the tables are not such, or rotate more than a head.
+        ValueError: the tables have another shape or dtype, are not contiguous, or rotate more than a head.
     """
     plain = all(table.dtype == torch.float32 and table.is_contiguous() for table in (cos, sin))
     if not plain or cos.dim() != 2 or cos.shape != sin.shape or len(cos) != count or not 0 < 2 * cos.shape[1] <= dim:

@@ -1,8 +1,8 @@
-"""Choosing tokens in compiled code: argmax, filtered draws without a sort, log probabilities.
+"""Token sampling in compiled code: argmax, filtered draws without a sort, log probabilities.
 
-Decides how rows are handed over; the arithmetic is in `native/sampler.h`. What is kept and drawn is defined by
-`penstock.sampling` and `exec.sampler`: temperature, top_k, top_p, min_p in this order, then the inverse of the
-distribution function in the order of the vocabulary. A row's outcome depends on that row alone.
+Decides how rows are handed over; the arithmetic is in `native/sampler.h`. `penstock.sampling` and `exec.sampler` define
+the semantics: temperature, top_k, top_p and min_p in this order, then inversion of the cumulative distribution in
+vocabulary order. A row's outcome depends on that row alone.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Choices", "SamplingMetadata", "choose"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingMetadata:
-    """How each of `S` rows samples: checked once, used for many steps, never changed.
+    """Sampling parameters of `S` rows: checked once, used for many steps, never changed.
 
     Attributes:
-        temperature: `[S]` float32; 0 takes the top token, among equals the lowest id.
-        top_k: `[S]` int32; 0 takes all.
-        top_p: `[S]` float64, above 0; 1 takes all.
-        min_p: `[S]` float32; 0 takes all.
-        wants_logprob: `[S]` bool.
+        temperature: `[S]` float32; 0 takes the top token, the lowest id among equals.
+        top_k: `[S]` int32; 0 keeps all tokens.
+        top_p: `[S]` float64, above 0; 1 keeps all tokens.
+        min_p: `[S]` float32; 0 keeps all tokens.
+        wants_logprob: `[S]` bool, whether to return the log probability.
 
     Raises:
         ValueError: a column does not fit.
@@ -41,7 +41,7 @@ class SamplingMetadata:
     random: bool = field(init=False)
     """Whether any row draws at random."""
     unused: Tensor = field(init=False)
-    """`[S]` float64, passed as the uniform numbers where no row draws."""
+    """`[S]` float64, passed in place of uniform numbers when no row draws."""
     columns: Any = field(init=False)
     """The columns as the compiled function takes them."""
 
@@ -71,9 +71,9 @@ class Choices:
     """The results of `S` rows.
 
     Attributes:
-        tokens: `[S]` int64; without meaning where the row failed.
+        tokens: `[S]` int64; meaningless where the row failed.
         logprobs: `[S]` float32 under the raw distribution, 0 where `wants_logprob` is false.
-        failed: `[S]` bool: NaN or +inf among the logits, or nothing but -inf.
+        failed: `[S]` bool: the logits have a NaN or +inf, or are all -inf.
     """
 
     tokens: Tensor
@@ -84,17 +84,17 @@ class Choices:
 def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor | None = None) -> Choices:
     """Choose one token for each row.
 
-    The call takes 0.01 to 0.1 ms, which shows beside a small model's step: so nothing that `metadata` has checked is
-    checked again.
+    The call takes 0.01 to 0.1 ms, which is noticeable next to a small model's step, so nothing that `metadata` has
+    checked is checked again.
 
     Args:
-        cpu: what computes.
+        cpu: runs the kernel.
         logits: `[S, V]` float32; not changed; rows may be strided.
-        metadata: one entry a row of `logits`.
-        uniform: `[S]` float64 in [0, 1); needed where any row draws.
+        metadata: one entry per row of `logits`.
+        uniform: `[S]` float64 in [0, 1); required if any row draws.
 
     Raises:
-        ValueError: an argument or a value in it does not fit; nothing was written then.
+        ValueError: an argument or a value in it does not fit; nothing has been written.
     """
     count, vocabulary = logits.shape
     if logits.dtype != torch.float32 or (vocabulary > 1 and logits.stride(1) != 1):

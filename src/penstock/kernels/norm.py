@@ -1,6 +1,6 @@
 """Normalisation of the last dimension, accumulated in float32 whatever the dtype.
 
-Decides the arithmetic and its rounding points; does not know where in a model it stands. Every row is independent.
+Decides the arithmetic and its rounding points; does not know where in a model it is used. Every row is independent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square normalisation: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019, equation 4).
 
     The quotient is computed in float32 and rounded to the dtype of `x` before the product with `weight`: the rounding
-    points of the Llama checkpoints' own code, which bfloat16 models were trained with.
+    points of Llama's original code, with which bfloat16 models were trained. If `weight` has another dtype, only the
+    product is rounded.
 
     Args:
         x: `[..., H]`.
@@ -26,7 +27,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         `[..., H]` in the dtype of `x`.
     """
     unit = unit_rows(x.float(), eps)
-    if weight.dtype != x.dtype:  # kept wide because rounding would lose what it says: then one rounding, at the end
+    if weight.dtype != x.dtype:  # a float32 weight must not be rounded: one rounding, at the end
         return (unit * weight.float()).to(x.dtype)
     return unit.to(x.dtype) * weight
 
@@ -34,8 +35,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def unit_rows(x: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps)` of float32 rows `[..., H]`.
 
-    On CUDA by torch's fused norm, which gives each row a block of threads of its own. A mean there is shared among
-    threads by the number of rows, and so is the order in which it is added up.
+    On CUDA by torch's fused norm, which gives each row its own thread block. A plain CUDA `mean` divides the work among
+    threads according to the number of rows, so that its order of summation depends on the batch.
     """
     if x.is_cuda:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)

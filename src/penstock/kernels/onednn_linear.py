@@ -1,15 +1,15 @@
-"""Linear on weights that oneDNN packs: bfloat16 products for machines on which its kernels are faster (AMX).
+"""Linear on weights packed by oneDNN: bfloat16 products for machines on which its kernels are faster (AMX).
 
-Decides in which shapes oneDNN is called, because a library chooses its order of summation by shape and by its number of
-threads. Outputs are cut into panels by the weight's own shape alone; rows into tiles of a few sizes, the last one
-filled up with zeros; every call is of one tile and one panel, with one thread to itself. That oneDNN then computes a
-row alike in tiles of every size, and in every place of a tile, is not taken on trust: it is tried for each shape of a
-panel before a weight is packed in it. So a row's bits depend neither on the other rows nor on the number of threads.
-Does not know what the weight belongs to, nor when oneDNN is the better choice (`exec.device` does).
+Decides the shapes of oneDNN calls, because a library chooses its order of summation by shape and by its number of
+threads. Outputs are cut into panels by the weight's shape alone; rows into tiles of a few sizes, the last one padded
+with zeros; each call multiplies one tile by one panel on a single thread. Whether oneDNN then computes a row
+identically in tiles of every size, and at every place in a tile, is tested for each panel shape before a weight is
+packed. So a row's bits depend neither on the other rows nor on the number of threads. Does not know what the weight
+belongs to, nor when oneDNN is the better choice (`exec.device` does).
 
-What is computed: sums in float32, plus bias, plus residual, rounded once to bfloat16; oneDNN gives no other result for
-bfloat16 operands here, so a head, whose logits must not be rounded, is no weight of this kind. oneDNN is the one inside
-torch, reached by the operators that torch's own compiler uses.
+Computes sums in float32, plus bias, plus residual, rounded once to bfloat16. oneDNN returns only bfloat16 for bfloat16
+operands here, so this form cannot serve as a head, whose logits must not be rounded. The library is torch's own oneDNN,
+called through the operators that torch's compiler uses.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from penstock.kernels.native import Cpu
 __all__ = ["TILES", "OneDnnWeight", "available", "onednn_linear", "pack_onednn"]
 
 TILES = (256, 128, 64, 32)
-"""Rows of a call. A register of AMX has 16; two of them side by side are the least that keeps its multiplier busy."""
+"""Rows per call. An AMX tile register has 16 rows; at least two of them are needed to keep the multiplier busy."""
 
 _PANEL_BYTES = 1 << 20
-"""The least that is worth a call of its own: some 100 us of reading, where a call costs some 20."""
+"""The smallest panel worth its own call: reading it takes about 100 us, and a call costs about 20 us."""
 
 _MOST_PANELS = 16
-"""Cores that share one tile of rows: about as many as a memory controller can feed."""
+"""Upper limit of panels per weight, hence of cores that share a tile: about as many as a memory controller can feed."""
 
 _PANEL_STEP = 64
 """oneDNN packs outputs in blocks of this many."""
 
 
 _OPERATORS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_nbytes", "_reorder_linear_weight")
-"""What is used of torch; it is made for torch's own compiler, so whether it is there is looked up."""
+"""The torch operators used. They are internal to torch's compiler, so `available` checks that they exist."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneDnnWeight:
-    """A weight `[outputs, inputs]` as oneDNN reads it.
+    """A weight `[outputs, inputs]` in oneDNN's layout.
 
     Attributes:
-        panels: oneDNN's own tensors `[width, inputs]`, bfloat16; their outputs follow each other.
+        panels: oneDNN's own tensors `[width, inputs]`, bfloat16, in the order of outputs.
         nbytes: memory of the panels.
     """
 
@@ -60,17 +60,17 @@ class OneDnnWeight:
 
     @property
     def form(self) -> str:
-        """The form's name, for people."""
+        """The form's name, for display."""
         return "onednn"
 
     @property
     def arithmetic(self) -> str:
-        """In what its products are computed."""
+        """The arithmetic of its products."""
         return "bf16"
 
     @property
     def native(self) -> None:
-        """The compiled kernels do not multiply it."""
+        """None: the compiled kernels do not multiply it."""
         return
 
     @property
@@ -86,17 +86,17 @@ class OneDnnWeight:
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """See `kernels.linear.Weight`: `onednn_linear`, on as many threads as `cpu` has; rounded to bfloat16 first."""
+        """See `kernels.linear.Weight`: `onednn_linear` on as many threads as `cpu` has, rounded to bfloat16 first."""
         out = onednn_linear(x, self, bias, residual, 1 if cpu is None else cpu.threads)
         return out if out_dtype is None else out.to(out_dtype)
 
-    def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG002 - there are none
-        """See `kernels.linear.Weight`; oneDNN alone knows how its panels lie."""
+    def rows(self, cpu: Cpu | None, ids: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG002 - always raises
+        """See `kernels.linear.Weight`; always raises, because only oneDNN knows the layout of its panels."""
         raise ValueError("a weight that oneDNN packed is no table to look rows up in")
 
 
 def available() -> bool:
-    """Whether torch has oneDNN's packed linear, and it multiplies bfloat16 on this processor."""
+    """Whether torch has oneDNN's packed linear, and oneDNN multiplies bfloat16 on this processor."""
     there = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS)
     return there and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -111,8 +111,8 @@ def pack_onednn(weight: Tensor) -> OneDnnWeight:
         weight: `[N, K]`, float32 or bfloat16.
 
     Raises:
-        ValueError: another shape or dtype.
-        RuntimeError: oneDNN does not compute all rows of such weights alike on this machine.
+        ValueError: the shape or dtype is another.
+        RuntimeError: on this machine, oneDNN's result for a row of such a weight depends on other rows.
     """
     if weight.dim() != 2 or weight.dtype not in (torch.float32, torch.bfloat16) or not weight.numel():
         raise ValueError(f"a weight must be [N, K], float32 or bfloat16; got {list(weight.shape)} {weight.dtype}")
@@ -132,7 +132,7 @@ def _pack(weight: Tensor) -> OneDnnWeight:
 
 
 def _panel_width(outputs: int, inputs: int) -> int:
-    """Outputs of every panel but the last."""
+    """Number of outputs in every panel but the last."""
     panels = min(_MOST_PANELS, -(-2 * outputs * inputs // _PANEL_BYTES))
     return -(-outputs // (panels * _PANEL_STEP)) * _PANEL_STEP
 
@@ -143,10 +143,10 @@ def _panel(part: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _rows_are_alike(width: int, inputs: int) -> bool:
-    """Whether rows have the same bits in tiles of every size and in every place, with and without what is added.
+    """Whether rows have the same bits in tiles of every size and at every place, with and without bias and residual.
 
-    Random numbers show it: the code that oneDNN generates for a shape does not look at them, and of 256 random rows
-    added up in another order some differ.
+    Random data suffices: the code that oneDNN generates for a shape does not depend on the data, and with another order
+    of summation some of 256 random rows would differ.
     """
     generator = torch.Generator().manual_seed(0)
     x, residual, weight, bias = (
@@ -167,7 +167,7 @@ def _rows_are_alike(width: int, inputs: int) -> bool:
 
 
 def _rows_in_tiles(x: Tensor, residual: Tensor | None, tile: int, panel: Tensor, bias: Tensor | None) -> Tensor:
-    """All of `x` in tiles of one size, which divides its rows."""
+    """The product of all of `x`, in tiles of one size, which divides the number of rows."""
     others = [None] * (len(x) // tile) if residual is None else residual.split(tile)
     return torch.cat([_multiply(rows, panel, bias, other) for rows, other in zip(x.split(tile), others, strict=True)])
 
@@ -186,16 +186,16 @@ def onednn_linear(
 
     Args:
         x: `[T, K]`, bfloat16; rows may be strided views of a wider matrix.
-        weight: of K inputs.
+        weight: `[N, K]`.
         bias: `[N]`, bfloat16; or None.
         residual: `[T, N]`, bfloat16, rows may be strided; or None.
-        threads: that share the calls; bits do not depend on it.
+        threads: number of threads that share the calls; bits do not depend on it.
 
     Returns:
         `[T, N]` bfloat16, contiguous, owned by the caller.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape or dtype does not fit.
     """
     _check_operands(x, weight, bias, residual)
     out = torch.empty(len(x), weight.outputs, dtype=torch.bfloat16)
@@ -206,7 +206,7 @@ def onednn_linear(
 def _calls(
     x: Tensor, weight: OneDnnWeight, bias: Tensor | None, residual: Tensor | None, out: Tensor, threads: int
 ) -> Iterator[Callable[[], object]]:
-    """A call for each panel and tile; those of a panel follow each other, so that it is read from memory once."""
+    """One call per panel and tile; the calls of a panel are adjacent, so that it is read from memory once."""
     cuts = _cuts(len(x), len(weight.panels), threads)
     tiles = [(slice(start, stop), _filled_up(x[start:stop], tile)) for start, stop, tile in cuts]
     first = 0
@@ -219,7 +219,7 @@ def _calls(
 
 
 def _cuts(rows: int, panels: int, threads: int) -> list[tuple[int, int, int]]:
-    """Where each tile's rows start and stop, and its size: large tiles, if threads then have something to do."""
+    """Start, stop and size of each tile of rows: large tiles, unless they leave threads idle."""
     sizes = [tile for tile in TILES if -(-rows // tile) * panels >= threads] or [TILES[-1]]
     cuts, start = [], 0
     while start < rows:
@@ -230,7 +230,7 @@ def _cuts(rows: int, panels: int, threads: int) -> list[tuple[int, int, int]]:
 
 
 def _filled_up(rows: Tensor, tile: int) -> Tensor:
-    """`[T, W]` to `[tile, W]`, by rows of zeros."""
+    """Pad `[T, W]` to `[tile, W]` with rows of zeros."""
     return rows if len(rows) == tile else torch.nn.functional.pad(rows, (0, 0, 0, tile - len(rows)))
 
 
@@ -250,7 +250,10 @@ def _multiply(x: Tensor, panel: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 def _share_out(calls: Sequence[Callable[[], object]], threads: int) -> None:
-    """Make the calls on so many threads, this one among them unless torch has more here; neighbours stay together."""
+    """Make the calls on `threads` threads; neighbouring calls stay together.
+
+    The calling thread takes a share too, unless torch would use several threads in it.
+    """
     if not calls:
         return
     size = -(-len(calls) // threads)
@@ -270,7 +273,7 @@ def _make(calls: Sequence[Callable[[], object]]) -> None:
 
 
 _workers = ThreadPoolExecutor(1024, "onednn", partial(torch.set_num_threads, 1))
-"""Threads in which oneDNN has no more than one, as each may set for itself; as many as were ever busy at once."""
+"""Threads in which torch, and so oneDNN, uses a single thread (a per-thread setting). Started only as needed."""
 
 
 def _check_operands(x: Tensor, weight: OneDnnWeight, bias: Tensor | None, residual: Tensor | None) -> None:

@@ -1,7 +1,7 @@
-"""The block forms: how codes and the scales of their shares lie in memory, in torch.
+"""The block forms: memory layout of codes and of the scales of their shares, in torch.
 
 Decides the order of bytes (`native/layout.h` draws it, `native/isa_blocks.h` lists the forms), and what a field holds.
-Nothing is rounded: a form takes the parts of blocks as they are, or refuses them.
+Nothing is rounded: a form takes the parts of blocks as they are, or rejects them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class BlockForm:
     """One of the forms.
 
     Attributes:
-        inputs: of a unit: what the scale is for.
-        share: inputs with a scale of their own in it.
-        low_bits: of a code, in one plane.
-        high_bits: of a code above them, in another.
-        bias: by which a code is above its number, where there are no minima.
-        minima: shares have minima.
-        signed: scales of shares are signed.
-        exponents: the scale is in E8M0, not float16.
-        zeros: a unit has a code of its own that stands for zero.
-        table: codes are indices of 16 numbers.
+        inputs: inputs per unit, which share a top-level scale.
+        share: inputs per share, the part of a unit with its own sub-scale.
+        low_bits: low bits of a code, stored in one plane.
+        high_bits: remaining high bits of a code, stored in another plane.
+        bias: code minus number, for forms without minima.
+        minima: whether shares have minima.
+        signed: whether scales of shares are signed.
+        exponents: whether the scale is E8M0 rather than float16.
+        zeros: whether each unit has its own code that stands for zero.
+        table: whether codes are indices into a table of 16 numbers.
     """
 
     inputs: int
@@ -50,37 +50,37 @@ class BlockForm:
 
     @property
     def shares(self) -> int:
-        """Of a unit; those of a form without scales at two levels count as none."""
+        """Shares per unit; 0 for a form with a single level of scales."""
         return 0 if self.share == self.inputs else self.inputs // self.share
 
     @property
     def halves(self) -> int:
-        """Float16 fields of an output in a unit."""
+        """Number of float16 fields per output in a unit."""
         return 0 if self.exponents else 1 + self.minima
 
     @property
     def bytes(self) -> int:
-        """One-byte fields of an output in a unit."""
+        """Number of one-byte fields per output in a unit."""
         return 1 if self.exponents or self.zeros else self.shares * (1 + self.minima)
 
     @property
     def header(self) -> int:
-        """Bytes of the fields of a panel in a unit."""
+        """Bytes of a panel's fields in a unit, padding included."""
         fields = 32 * self.halves + 16 * self.bytes
         return fields if self.inputs == _GROUP else -(-fields // _LINE) * _LINE
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of the codes of 32 inputs in a panel."""
+        """Bytes of a panel's codes for 32 inputs."""
         return _LINE * (self.low_bits + self.high_bits)
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a unit in a panel."""
+        """Bytes of a panel per unit."""
         return self.header + self.inputs // _GROUP * self.group_bytes
 
     def panel_bytes(self, inputs: int) -> int:
-        """Bytes of 16 outputs."""
+        """Bytes of a panel of 16 outputs."""
         return (_LINE if self.table else 0) + inputs // self.inputs * self.unit_bytes
 
 
@@ -98,16 +98,16 @@ BLOCK_FORMS: Mapping[str, BlockForm] = {
     "Z4": BlockForm(32, 32, 4, zeros=True),
     "Z4W": BlockForm(128, 128, 4, zeros=True),
 }
-"""By the names of their `PackedKind`."""
+"""Keyed by the name of the `PackedKind`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fields:
-    """What a form keeps of some outputs.
+    """The data that a form stores for N outputs.
 
     Attributes:
         codes: uint8 `[N, K]`.
-        records: uint8 `[N, units, bytes]`: the float16 fields, then the one-byte fields of each unit.
+        records: uint8 `[N, units, bytes]`: for each unit, the float16 fields, then the one-byte fields.
         table: uint8 `[64]`, the first line of each panel; or None.
     """
 
@@ -117,7 +117,7 @@ class Fields:
 
 
 def fields_of(form: BlockForm, parts: BlockParts, outputs: int) -> Fields:
-    """The parts of blocks, row by row, as a form keeps them.
+    """Convert the parts of blocks, row by row, to the fields of a form.
 
     Raises:
         ValueError: the form cannot hold them.
@@ -156,7 +156,7 @@ def _sub_scales(form: BlockForm, parts: BlockParts) -> Tensor:
 
 
 def _table(parts: BlockParts) -> Tensor:
-    """A panel's first line: the numbers of codes, then the float32 that they are multiples of."""
+    """A panel's first line: the int8 value of each code, then the float32 unit by which the values are multiplied."""
     steps = parts.values or [code - parts.bias for code in range(_STEPS)]
     line = torch.zeros(_LINE, dtype=torch.uint8)
     line[:_STEPS] = torch.tensor(steps, dtype=torch.int8).view(torch.uint8)
@@ -165,7 +165,7 @@ def _table(parts: BlockParts) -> Tensor:
 
 
 def pack(form: BlockForm, fields: Fields) -> Tensor:
-    """The packed bytes of some outputs."""
+    """Pack the fields of some outputs to bytes."""
     outputs, inputs = fields.codes.shape
     panels, units = -(-outputs // _PANEL), inputs // form.inputs
     codes = torch.zeros(panels * _PANEL, inputs, dtype=torch.uint8)
@@ -189,7 +189,7 @@ def pack(form: BlockForm, fields: Fields) -> Tensor:
 
 
 def _to_plane(groups: Tensor, start: int, bits: int) -> Tensor:
-    """Bits of codes `[P, 16, U, G, 32]` to `[P, U, G, 64 * bits]`."""
+    """Extract `bits` bits, from `start` on, of codes `[P, 16, U, G, 32]` to bytes `[P, U, G, 64 * bits]`."""
     quads = 8 // bits
     fields = (groups >> start & (1 << bits) - 1).unflatten(4, (bits, quads, 4))  # [P, 16, U, G, lines, quads, 4]
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
@@ -219,7 +219,7 @@ def unpack(form: BlockForm, packed: Tensor, outputs: int, inputs: int) -> Tensor
 
 
 def _parts(form: BlockForm, codes: Tensor, laid: Tensor, table: Tensor | None) -> BlockParts:
-    """Of all units, output by output."""
+    """The parts of all units, output by output."""
     halves = laid[:, :, : 32 * form.halves].unflatten(2, (form.halves, _PANEL, 2))
     half = halves.permute(2, 0, 3, 1, 4).reshape(form.halves, len(codes), 2).contiguous().view(torch.float16)
     short = laid[:, :, 32 * form.halves :][:, :, : 16 * form.bytes].unflatten(2, (form.bytes, _PANEL))

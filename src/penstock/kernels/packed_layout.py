@@ -1,8 +1,8 @@
-"""How packed weights lie in memory, in torch: what the compiled packing must equal, and what serves without it.
+"""Memory layout of packed weights, in torch: the reference for the compiled packing, and the fallback without it.
 
-Decides the order of bytes, and nothing about products. A packed weight is a row of panels of 16 outputs, the last one
-filled up; in a panel, inputs come in runs that the 16 outputs take turns in: the compiled kernels read it from front to
-back. The layouts are drawn in `native/layout.h` and at the top of `native/linear_*.h`.
+Decides the order of bytes, and nothing about products. A packed weight is a sequence of panels of 16 outputs, the last
+one padded. Within a panel, short runs of inputs are interleaved across the 16 outputs, so that the compiled kernels
+read it from front to back. The layouts are drawn in `native/layout.h` and at the top of `native/linear_*.h`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def _up(count: int, unit: int) -> int:
 
 
 def _filled(numbers: Tensor, unit: int, value: int = 0) -> Tensor:
-    """`[N, C]` filled up to `[P, 16, C']`: whole panels, and a multiple of `unit` columns."""
+    """`[N, C]` padded to `[P, 16, C']`: whole panels, and a multiple of `unit` columns."""
     outputs, columns = numbers.shape
     extra = (0, _up(columns, unit) - columns, 0, _up(outputs, _PANEL) - outputs)
     return pad(numbers, extra, value=value).view(-1, _PANEL, _up(columns, unit))
 
 
 def _bytes(numbers: Tensor) -> Tensor:
-    """The last dimension as bytes."""
+    """View the last dimension as bytes."""
     return numbers.contiguous().view(torch.uint8)
 
 
 def _rows(panels: Tensor, outputs: int, inputs: int) -> Tensor:
-    """`[P, 16, ...]` without what was filled up: `[N, K]`."""
+    """`[P, 16, ...]` to `[N, K]`, without the padding."""
     return panels.flatten(0, 1).flatten(1)[:outputs, :inputs].contiguous()
 
 
@@ -90,7 +90,7 @@ def _halves(stored: Tensor) -> Tensor:
 
 
 def pack_q4(codes: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
-    """Codes from 0 to 15, uint8 `[N, G * 32]`, and float16 `[N, G]` twice, to bytes."""
+    """Pack codes from 0 to 15, uint8 `[N, G * 32]`, and scales and minima, float16 `[N, G]` each, to bytes."""
     runs = _filled(codes, GROUP).unflatten(2, (-1, 4, 2, 4))  # [P, 16, G, 4, 2, 4]: runs of 8, as two halves of 4
     both = (runs[..., 0, :] | runs[..., 1, :] << 4).permute(0, 2, 3, 1, 4)  # [P, G, 4, 16, 4]
     return torch.cat((_lanes_last(scales), _lanes_last(minima), both.flatten(2)), dim=2).flatten()
@@ -105,7 +105,7 @@ def unpack_q4(packed: Tensor, outputs: int, inputs: int) -> Tensor:
 
 
 def pack_q8(codes: Tensor, scales: Tensor) -> Tensor:
-    """Int8 `[N, G * 32]` and float16 `[N, G]` to bytes."""
+    """Pack int8 codes `[N, G * 32]` and float16 scales `[N, G]` to bytes."""
     raised = _filled(codes.view(torch.uint8) ^ 128, GROUP).unflatten(2, (-1, 8, 4))  # [P, 16, G, 8, 4]
     return torch.cat((_lanes_last(scales), raised.permute(0, 2, 3, 1, 4).flatten(2)), dim=2).flatten()
 
@@ -118,12 +118,12 @@ def unpack_q8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
 
 
 def f8_row_bytes(inputs: int) -> int:
-    """Of a row of FP8 before it is packed: a float32 scale for each 128 inputs, then the codes."""
+    """Bytes of an FP8 row before packing: a float32 scale for each 128 inputs, then the codes."""
     return 4 * (_up(inputs, F8_UNIT) // F8_UNIT) + inputs
 
 
 def pack_f8(rows: Tensor, inputs: int) -> Tensor:
-    """Rows of scales and codes of E4M3, uint8 `[N, f8_row_bytes(K)]`, to bytes."""
+    """Pack rows of scales and E4M3 codes, uint8 `[N, f8_row_bytes(K)]`, to bytes."""
     units, lines = _up(inputs, F8_UNIT) // F8_UNIT, _up(inputs, 4) // 4
     scales = _filled(rows[:, : 4 * units], 4).unflatten(2, (units, 4)).transpose(1, 2).flatten(2)  # [P, U, 64]
     codes = _filled(rows[:, 4 * units :], F8_UNIT).unflatten(2, (-1, 2, 2)).unflatten(1, (4, 4))
@@ -132,7 +132,7 @@ def pack_f8(rows: Tensor, inputs: int) -> Tensor:
 
 
 def unpack_f8(packed: Tensor, outputs: int, inputs: int) -> Tensor:
-    """The numbers as float32 `[N, K]`: each the product of scale and code, rounded once."""
+    """The numbers as float32 `[N, K]`: each is the product of its scale and code, rounded once."""
     units, lines = _up(inputs, F8_UNIT) // F8_UNIT, _up(inputs, 4) // 4
     panels = packed.view(-1, _LINE * (units + lines))
     whole = pad(panels, (0, _LINE * (units * F8_UNIT // 4 - lines))).view(len(panels), units, -1)  # [P, U, 33 * 64]

@@ -1,15 +1,16 @@
-"""Weights that are packed once: float32, bfloat16, and groups of 32 with 4 or 8 bits; their products, and their rows.
+"""Weights that are packed once (float32, bfloat16, FP8 and quantised blocks): their products, and row lookup.
 
 Decides how the product is computed; does not know what the weight belongs to, nor how it was made (`packed_weight`).
-The compiled kernels compute each output element over the inputs in one order, so a row's bits depend neither on the
-other rows nor on the number of threads. Without a `cpu` the same products come from torch, unpacked at every call: a
-reference, slow and without that promise.
+The compiled kernels sum each output element over the inputs in one fixed order, so a row's bits depend neither on the
+other rows nor on the number of threads. Without a `cpu`, torch computes the same products from weights unpacked at
+every call: a slow reference without that guarantee.
 
-What is computed, for every kind: sums in float32 (exact integers where weights and activations are integers), plus
-bias, plus residual, rounded once. Activations meet float32 weights as they are, bfloat16 weights and those in FP8 as
-bfloat16, and groups as integers with one scale for each row and group of 32: of 8 bits, or of 16 where the group's
-largest magnitude is far above the row's usual ones (native/quantized_rows.h). A row with an infinite or NaN activation
-gives NaN where activations are quantised; no other row is touched. The scale of FP8 is that of a sum of 128 products.
+Every kind computes sums in float32 (exact integers where weights and activations are integers), plus bias, plus
+residual, rounded once. Activations are left as they are for float32 weights, rounded to bfloat16 for bfloat16 and FP8
+weights, and quantised to integers for the other kinds, with one scale per row and group of 32: to 8 bits, or to 16 if
+the group's largest magnitude is far above the row's typical one (native/quantized_rows.h). Where activations are
+quantised, a row with an infinite or NaN activation gives NaN, without affecting other rows. An FP8 scale is applied to
+the sum of 128 products.
 """
 
 from __future__ import annotations
@@ -42,20 +43,21 @@ __all__ = [
 ]
 
 OUTLIER = 8.0
-"""A group has 16 bits where the square of its largest magnitude is above this many times the row's mean of them."""
+"""A group is quantised to 16 bits if its squared largest magnitude exceeds this many times the mean over the row."""
 
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-"""The compiled kernels' numbers for dtypes."""
+"""Codes of dtypes in the compiled kernels."""
 
 SMALLEST = 2.0**-80
-"""Numbers to be quantised whose largest magnitude is below this are taken for zeros."""
+"""A group of activations whose largest magnitude is below this is quantised to zeros."""
 
 
 class PackedKind(enum.IntEnum):
-    """How numbers are kept: 16, 5 (4-bit codes, fp16 scale and minimum for each 32), 8.5 and 32 bits a weight.
+    """How weights are stored.
 
-    The block forms from Q5 on hold the blocks of GGUF that Q4 and Q8 do not, and Z4 and Z4W integers of 4 bits about
-    zero points; see `packed_blocks`. F8 holds numbers in E4M3 with a float32 scale for each 128 inputs: 8.25 bits.
+    BF16 takes 16 bits per weight, Q4 5 (4-bit codes, an fp16 scale and minimum per 32), Q8 8.5, F32 32. The block forms
+    Q5 to NL4K16 hold the GGUF blocks that Q4 and Q8 do not, Z4 and Z4W hold 4-bit integers with zero points; see
+    `packed_blocks`. F8 holds E4M3 numbers with a float32 scale per 128 inputs: 8.25 bits.
     """
 
     BF16 = 0
@@ -78,7 +80,7 @@ class PackedKind(enum.IntEnum):
 
     @property
     def arithmetic(self) -> str:
-        """In what products are computed: quantised weights meet activations of 8 bits, all but those in FP8."""
+        """The arithmetic of products: `int8` for all quantised weights except FP8."""
         return {PackedKind.F32: "fp32", PackedKind.BF16: "bf16", PackedKind.F8: "bf16"}.get(self, "int8")
 
 
@@ -87,9 +89,9 @@ class PackedWeight:
     """A weight `[outputs, inputs]` as the kernels read it.
 
     Attributes:
-        data: uint8 `[bytes]`, laid out as `packed_layout` says.
-        scratch_bytes: what a compiled product needs for each row.
-        native: the weight as the compiled functions take it, or None where there are none, or `data` has no memory.
+        data: uint8 `[bytes]`, laid out as in `packed_layout` or `packed_blocks`.
+        scratch_bytes: scratch that a compiled product needs per row.
+        native: the weight as compiled functions take it; None without compiled kernels, or if `data` is a meta tensor.
     """
 
     kind: PackedKind
@@ -100,7 +102,7 @@ class PackedWeight:
     native: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        """Say where it lies."""
+        """Set `native` and `scratch_bytes`."""
         module, address = native.module, self.data.data_ptr()
         known = (
             None
@@ -117,12 +119,12 @@ class PackedWeight:
 
     @property
     def form(self) -> str:
-        """The form's name, for people."""
+        """The form's name, for display."""
         return self.kind.name.lower()
 
     @property
     def arithmetic(self) -> str:
-        """In what its products are computed."""
+        """The arithmetic of its products."""
         return self.kind.arithmetic
 
     @property
@@ -174,17 +176,17 @@ def packed_linear(
 
     Args:
         x: `[T, K]`, float32 or bfloat16; rows may be strided views of a wider matrix.
-        weight: of K inputs.
+        weight: `[N, K]`.
         bias: `[N]`, float32 or bfloat16, contiguous; or None.
         residual: `[T, N]`, float32 or bfloat16, rows may be strided; or None.
-        out_dtype: float32 or bfloat16; None is that of `x`.
-        cpu: what computes; None is torch.
+        out_dtype: float32 or bfloat16; None for the dtype of `x`.
+        cpu: runs the kernel; None for torch.
 
     Returns:
         `[T, N]`, contiguous, owned by the caller.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape or dtype does not fit.
     """
     out_dtype = out_dtype or x.dtype
     _check_operands(x, weight, bias, residual, out_dtype)
@@ -198,20 +200,20 @@ def packed_linear(
 def packed_gated_linear(
     cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, activation: str = "silu_and_mul"
 ) -> Tensor:
-    """An activation's `of(gate) * up` of the two halves of `x @ weight.T + bias`, which are never rounded nor stored.
+    """A gated activation of the two halves of `x @ weight.T + bias`, which are neither rounded nor stored.
 
     Args:
-        cpu: what computes.
+        cpu: runs the kernel.
         x: as for `packed_linear`.
         weight: `[2 * F, K]`, the gate's F rows first; F a multiple of 16.
         bias: `[2 * F]`, as for `packed_linear`.
-        activation: `silu_and_mul` (SwiGLU) or `gelu_new_and_mul` (GeGLU), as in `kernels.activation`.
+        activation: a gated one (`..._and_mul`) of `kernels.activation`.
 
     Returns:
         `[T, F]` in the dtype of `x`, contiguous, owned by the caller.
 
     Raises:
-        ValueError: a shape or dtype that does not fit.
+        ValueError: a shape or dtype does not fit.
     """
     _check_operands(x, weight, bias, None, x.dtype)
     out = torch.empty(len(x), weight.outputs // 2, dtype=x.dtype)
@@ -229,7 +231,7 @@ def _run(
     *,
     gate: int | None,
 ) -> None:
-    """The compiled kernel, on operands that were checked."""
+    """Run the compiled kernel on operands that have been checked."""
     module, rows = native.required(), x.shape[0]
     scratch_bytes = rows * weight.scratch_bytes
     cpu.linear(
@@ -268,7 +270,7 @@ def _check_operands(
 
 
 def _has_whole_rows(matrix: Tensor) -> bool:
-    """Elements of a row follow each other, and rows do not overlap."""
+    """Whether each row is contiguous and rows do not overlap."""
     if matrix.is_contiguous():
         return True
     rows, width = matrix.shape
@@ -283,7 +285,7 @@ def packed_linear_reference(
     residual: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """What `packed_linear` computes, in torch; equal up to the rounding of float32 sums."""
+    """`packed_linear` in torch; equal to the compiled one up to the rounding of float32 sums."""
     out = _as_multiplied(x, weight.kind) @ unpack(weight).T
     if bias is not None:
         out = out + bias.float()
@@ -293,9 +295,9 @@ def packed_linear_reference(
 
 
 def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
-    """Activations as they meet weights of this kind: as they are, or rounded to bfloat16, or to codes and back."""
+    """Activations as multiplied by weights of this kind: unchanged, rounded to bfloat16, or quantised and back."""
     if kind is PackedKind.F32:
-        return x.float().contiguous()  # torch may add up strided rows in another order
+        return x.float().contiguous()  # torch may sum strided rows in another order
     if kind in (PackedKind.BF16, PackedKind.F8):
         return x.bfloat16().float()
     inputs = x.shape[1]
@@ -312,13 +314,13 @@ def _as_multiplied(x: Tensor, kind: PackedKind) -> Tensor:
 def embedding_rows(
     ids: Tensor, weight: PackedWeight, out_dtype: torch.dtype = torch.float32, *, cpu: Cpu | None = None
 ) -> Tensor:
-    """Rows of a packed table as numbers, so that an embedding tied to the head is stored once.
+    """Look up rows of a packed table, so that an embedding tied to the head is stored only once.
 
     Args:
         ids: `[T]` int64, contiguous.
         weight: the table `[V, H]`.
         out_dtype: float32 or bfloat16.
-        cpu: what gathers them; None is torch.
+        cpu: runs the lookup; None for torch.
 
     Returns:
         `[T, H]`, owned by the caller.

@@ -1,4 +1,4 @@
-"""From the parts of quantised blocks to weights in block forms, code for code and scale for scale."""
+"""Packs the parts of quantised blocks into weights in block forms, code for code and scale for scale."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def pack_parts(
     """Pack the parts of quantised blocks into a block form, code for code and scale for scale.
 
     Args:
-        kind: the form; its units are as long as the blocks.
-        pieces: of the rows in their order, a multiple of 16 of them each but the last.
+        kind: the form; its units must be as long as the blocks.
+        pieces: consecutive groups of rows; each but the last has a multiple of 16 rows.
         outputs: number of rows.
         inputs: numbers in a row.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the form cannot hold the parts, or they do not fill that shape.
+        ValueError: the form cannot hold the parts, or they do not fill the shape.
     """
     form = BLOCK_FORMS[kind.name]
     if outputs < 1 or not 1 <= inputs <= MAX_INPUTS or inputs % form.inputs:
@@ -65,7 +65,7 @@ def _block_room(kind: PackedKind, form: BlockForm, outputs: int, inputs: int, me
 
 
 def _pack_fields(kind: PackedKind, form: BlockForm, cpu: Cpu | None) -> Callable[[Fields, Tensor], None]:
-    """What packs some rows into the bytes of their panels."""
+    """Choose the function that packs some rows into the bytes of their panels."""
     if native.module is None:
 
         def pack_in_torch(fields: Fields, to: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The packed weights of a layer's experts: all alike in one piece of memory, or parts in kinds of their own."""
+"""The packed weights of a layer's experts: one kind in one piece of memory, or several parts of different kinds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PackedStack:
     """Weights `[outputs, inputs]` of the same kind in one piece of memory, one for each expert of a layer.
 
     Attributes:
-        data: uint8 `[experts * stride]`; weight `e` begins at `e * stride` and lies as in a `PackedWeight`.
+        data: uint8 `[experts * stride]`; weight `e` begins at `e * stride`, laid out as in a `PackedWeight`.
         stride: bytes from one weight to the next, in whole cache lines.
-        weight_bytes: of each weight.
+        weight_bytes: bytes of each weight.
     """
 
     kind: PackedKind
@@ -35,7 +35,7 @@ class PackedStack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """`[E, N, K]` of the numbers."""
+        """`[E, N, K]`, the shape of the unpacked numbers."""
         return self.experts, self.outputs, self.inputs
 
     @property
@@ -45,16 +45,16 @@ class PackedStack:
 
     @property
     def arithmetic(self) -> str:
-        """As for `Weight.arithmetic`."""
+        """See `Weight.arithmetic`."""
         return self.kind.arithmetic
 
     @property
     def nbytes(self) -> int:
-        """Memory of all of them."""
+        """Memory of all weights."""
         return self.data.nbytes
 
     def __getitem__(self, expert: int) -> PackedWeight:
-        """One of the weights; it shares the memory of the stack."""
+        """The weight of one expert; it shares the memory of the stack."""
         data = self.data[expert * self.stride :][: self.weight_bytes]
         return PackedWeight(self.kind, self.outputs, self.inputs, data)
 
@@ -63,14 +63,14 @@ class PackedStack:
 class FusedStack:
     """Weights `[E, N1, K], [E, N2, K], ...` packed in different kinds, as one `[E, N1 + N2 + ..., K]`.
 
-    It stands where gates and ups are multiplied as one weight and a file has them in blocks of different kinds, so that
-    none of them has to be rounded to the form of another.
+    Used where gates and ups are multiplied as one weight but a file stores them in blocks of different kinds, so that
+    neither has to be requantised into the other's form.
 
     Attributes:
         parts: two or more, in the order of outputs.
 
     Raises:
-        ValueError: they are not of the same experts and inputs.
+        ValueError: the parts differ in the number of experts or inputs.
     """
 
     parts: tuple[PackedStack, ...]
@@ -82,13 +82,13 @@ class FusedStack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """`[E, N, K]` of the numbers, N of all parts."""
+        """`[E, N, K]`, the shape of the unpacked numbers; N is the sum over all parts."""
         experts, _, inputs = self.parts[0].shape
         return experts, sum(part.outputs for part in self.parts), inputs
 
     @property
     def arithmetic(self) -> str:
-        """As for `FusedWeight.arithmetic`."""
+        """See `FusedWeight.arithmetic`."""
         return self[0].arithmetic
 
     @property
@@ -97,7 +97,7 @@ class FusedStack:
         return sum(part.nbytes for part in self.parts)
 
     def __getitem__(self, expert: int) -> FusedWeight:
-        """One of the weights; it shares the memory of the stacks."""
+        """The weight of one expert; it shares the memory of the stacks."""
         return FusedWeight(tuple(part[expert] for part in self.parts))
 
 
@@ -107,16 +107,16 @@ def pack_stack(
     """Pack a weight for each expert, one after the other, into one piece of memory.
 
     Args:
-        experts: how many.
-        pack: packs the weight of an expert, where it is told to; all alike in kind and shape.
-        memory: where to take the piece from, or None for memory of its own.
+        experts: number of experts.
+        pack: packs the weight of an expert into the given memory; all weights must have the same kind and shape.
+        memory: where to allocate the piece; None for memory of its own.
 
     Raises:
         ValueError: there are no experts, or their weights differ in kind or shape.
     """
     if experts < 1:
         raise ValueError(f"experts must be at least 1, not {experts}")
-    first = pack(0, None)  # says how much room one of them takes
+    first = pack(0, None)  # determines the size of each weight
     stride = whole_lines(first.nbytes)
     data = torch.empty(experts * stride, dtype=torch.uint8) if memory is None else memory.take(experts * stride)
     data[: first.nbytes] = first.data

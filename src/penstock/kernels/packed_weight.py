@@ -1,8 +1,8 @@
-"""WeightFormat: from numbers, and from GGUF's blocks, to the weights of `packed_linear`.
+"""Packs numbers, GGUF blocks and FP8 rows into the weights of `packed_linear`.
 
-Decides how numbers are rounded; does not know what a weight belongs to or how products are computed. GGUF's blocks keep
-their numbers bit by bit. Packed bytes depend neither on who packs them nor on the number of threads: where a function
-takes a `cpu`, that one's threads share the work; without one the caller does it alone.
+Decides how numbers are rounded; does not know what a weight belongs to or how products are computed. GGUF blocks keep
+their numbers bit for bit. Packed bytes depend neither on who packs them (torch or compiled code) nor on the number of
+threads: if a function is given a `cpu`, its threads share the work; otherwise the calling thread does it alone.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ __all__ = [
 ]
 
 QUANTISED_AT_ONCE = 32 << 20
-"""Bytes that rounding to 8 or 4 bits takes, besides the numbers and their blocks."""
+"""Temporary memory for rounding to 8 or 4 bits, in bytes, besides the numbers and their blocks."""
 
 _ROUNDING_BYTES = 20
-"""Of the steps between a number and its code."""
+"""Temporary bytes per number during rounding."""
 
 MAX_INPUTS = 65536
-"""An int8 sum over more inputs could leave 32 bits."""
+"""An int8 sum over more inputs could overflow 32 bits."""
 
 
 def room_for(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
-    """Bytes to be filled by a compiled function: uint8, in `memory`, or on their own where that is None."""
+    """Allocate the packed bytes of a weight, uint8, from `memory`, or by themselves if it is None."""
     count = native.required().packed_bytes(kind, outputs, inputs)
     return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
 
 
 def memory_of(data: Tensor) -> Any:
-    """Bytes as compiled functions take them."""
+    """The compiled `Memory` of a tensor of bytes."""
     return native.required().Memory(data.data_ptr(), len(data))
 
 
 def _kept(data: Tensor, memory: WeightMemory | None) -> Tensor:
-    """Bytes that torch has packed, where the caller wants them."""
+    """Copy bytes packed by torch into `memory`, if there is one."""
     return data if memory is None else memory.take(len(data)).copy_(data)
 
 
@@ -79,10 +79,10 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | Non
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: another shape or dtype.
+        ValueError: the shape or dtype is another.
     """
     _check_weight(weight)
     if native.module is None:
@@ -92,7 +92,7 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | Non
 
 
 def pack_f32(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None = None) -> PackedWeight:
-    """Pack numbers as they are; see `pack_bf16`."""
+    """Pack numbers as float32; see `pack_bf16`."""
     _check_weight(weight)
     if native.module is None:
         return PackedWeight(PackedKind.F32, *weight.shape, _kept(packed_layout.pack_f32(weight.float()), memory))
@@ -100,7 +100,7 @@ def pack_f32(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | None
 
 
 def _pack_numbers(kind: PackedKind, weight: Tensor, memory: WeightMemory | None, cpu: Cpu | None) -> PackedWeight:
-    """By a compiled function."""
+    """Pack by a compiled function."""
     outputs, inputs = weight.shape
     weight = weight if weight.stride(1) == 1 and weight.stride(0) >= inputs else weight.contiguous()
     data = room_for(kind, outputs, inputs, memory)
@@ -116,17 +116,18 @@ def quantize_int8(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: another shape or dtype, or a group whose numbers are not finite or too large for float16.
+        ValueError: the shape or dtype is another, or a group has a number that is not finite, or a scale too large for
+            float16.
     """
     _check_weight(weight)
     return _quantised("Q8_0", _int8_blocks, weight, memory, cpu)
 
 
 def _int8_blocks(weight: Tensor) -> Tensor:
-    """Rows to blocks of Q8_0: `[N, K]` to uint8 `[N, G, 34]`."""
+    """Quantise rows to Q8_0 blocks: `[N, K]` to uint8 `[N, G, 34]`."""
     numbers = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     scales = (numbers.abs().amax(dim=2, keepdim=True) / 127.0).half()  # [N, G, 1]
     _check_finite(scales)
@@ -141,18 +142,19 @@ def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
     Args:
         weight: `[N, K]`, float32 or bfloat16.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: another shape or dtype, or a group whose numbers are not finite or too far apart for float16.
+        ValueError: the shape or dtype is another, or a group has a number that is not finite, or a scale or minimum too
+            large for float16.
     """
     _check_weight(weight)
     return _quantised("Q4_1", _int4_blocks, weight, memory, cpu)
 
 
 def _int4_blocks(weight: Tensor) -> Tensor:
-    """Rows to blocks of Q4_1: `[N, K]` to uint8 `[N, G, 20]`."""
-    last = weight[:, -1:].expand(-1, -weight.shape[1] % GROUP)  # a short group is filled up with a number that it has
+    """Quantise rows to Q4_1 blocks: `[N, K]` to uint8 `[N, G, 20]`."""
+    last = weight[:, -1:].expand(-1, -weight.shape[1] % GROUP)  # pad a short group with one of its own numbers
     numbers = torch.cat((weight, last), dim=1).float().unflatten(1, (-1, GROUP))  # [N, G, 32]
     low, high = numbers.aminmax(dim=2, keepdim=True)
     scales, minima = ((high - low) / 15.0).half(), low.half()  # [N, G, 1]
@@ -171,7 +173,7 @@ def _quantised(
     memory: WeightMemory | None,
     cpu: Cpu | None,
 ) -> PackedWeight:
-    """Round some rows at a time: whole, the steps between would take five times the memory of the numbers."""
+    """Round some rows at a time: for a whole weight, temporaries would take five times the memory of the numbers."""
     (outputs, inputs), form = weight.shape, _FORMATS[name]
     rows = max(1, QUANTISED_AT_ONCE // (_ROUNDING_BYTES * inputs))
     blocks = torch.empty(outputs, -(-inputs // GROUP), form.bytes, dtype=torch.uint8)
@@ -187,7 +189,7 @@ def _check_finite(numbers: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _BlockFormat:
-    """One of GGUF's block formats: 32 numbers in `bytes` bytes (ggml-common.h, `block_q4_0` and its neighbours)."""
+    """One of GGUF's block formats: 32 numbers in `bytes` bytes (ggml-common.h, `block_q4_0` etc.)."""
 
     name: str
     bytes: int
@@ -221,7 +223,7 @@ _BLOCK_KINDS = {
 
 
 def block_kind(name: str) -> PackedKind:
-    """The kind that blocks of this name are packed into: GGUF's, or those of `weights.integer_blocks`."""
+    """The kind into which blocks of this name are packed: GGUF's, or those of `weights.integer_blocks`."""
     return _BLOCK_KINDS[name]
 
 
@@ -235,10 +237,10 @@ def pack_q4_0(
         outputs: number of rows.
         inputs: numbers in a row, a multiple of 32.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the blocks do not fill that shape, or a scale is not a number below 8192.
+        ValueError: the blocks do not fill the shape, or a scale is not finite or not below 8192 in magnitude.
     """
     return _pack_blocks(_FORMATS["Q4_0"], blocks, outputs, inputs, memory, cpu)
 
@@ -260,18 +262,18 @@ def pack_q8_0(
 def pack_fp8(
     rows: Tensor, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
 ) -> PackedWeight:
-    """Pack numbers in E4M3, code for code and scale for scale.
+    """Pack E4M3 numbers, code for code and scale for scale.
 
     Args:
-        rows: uint8, contiguous; each output's row is a float32 scale for each 128 inputs, those at the end maybe
-            fewer, and then the codes, none of which is NaN.
+        rows: uint8, contiguous; each output's row is a float32 scale for each 128 inputs (the last may cover fewer),
+            then the codes, none of which may be NaN.
         outputs: number of rows.
         inputs: numbers in a row.
         memory: where to put the packed bytes, or None for memory of their own.
-        cpu: whose threads pack; None for this one alone.
+        cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the rows do not fill that shape.
+        ValueError: the rows do not fill the shape.
     """
     return _pack_rows("FP8", packed_layout.f8_row_bytes(inputs), rows, outputs, inputs, memory, cpu)
 
@@ -284,7 +286,7 @@ def _pack_blocks(
     memory: WeightMemory | None,
     cpu: Cpu | None,
 ) -> PackedWeight:
-    """As `pack_q4_0`; `inputs` may end within a block."""
+    """Like `pack_q4_0`, for any of the formats; `inputs` may end within a block."""
     return _pack_rows(form.name, -(-inputs // GROUP) * form.bytes, blocks, outputs, inputs, memory, cpu)
 
 
@@ -350,4 +352,4 @@ _PACK_IN_TORCH = {
     "Q8_0": _pack_q8_0_in_torch,
     "FP8": packed_layout.pack_f8,
 }
-"""From rows `[N, bytes]` of so many inputs to the packed bytes."""
+"""By format: a function from rows `[N, bytes]` and the number of inputs to the packed bytes."""

@@ -1,12 +1,12 @@
-"""Attention over keys and values that lie in blocks of a shared cache, found through block tables.
+"""Paged attention: attention over keys and values in blocks of a shared cache, found through block tables.
 
-Decides how queries of one step meet the cached keys and values of their own sequence. Knows slots of positions, not
-sequences: who owns a block, and what it holds beyond `kv_len`, is none of its business.
+Decides how the queries of a step attend to the cached keys and values of their own sequence. Knows slots of positions,
+not sequences: it does not care who owns a block or what it holds beyond `kv_len`.
 
-Invariants: a row reads the cache only at positions below its `kv_len` that one of its queries sees;
-whatever else its blocks hold, NaN included, cannot reach the output (blocks are reused without being cleared), and
-blocks that all its windows have left may belong to others, or not exist. Sums are float32. Grouped queries: query head
-`h` reads key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
+Invariants: a row reads the cache only at positions below its `kv_len` that one of its queries sees; whatever else its
+blocks hold, NaN included, cannot reach the output (blocks are reused without being cleared), and blocks that all its
+windows have left may belong to others, or not exist. Sums are float32. Grouped queries: query head `h` reads key-value
+head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def write_kv_reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, w
 
     Args:
         k_cache: `[num_blocks, block_size, Hkv, D]`, contiguous.
-        v_cache: beside `k_cache`; of a latent cache `[num_blocks, block_size, 1, Dv]`, a view of the end of the keys.
+        v_cache: of the same shape; for a latent cache, `[num_blocks, block_size, 1, Dv]`, a view of the end of the
+            keys.
         k: `[T, Hkv, D]`, converted to the cache's dtype.
-        v: beside `k`.
-        write_slots: `[T]` int64, `block * block_size + offset` of each; all different.
+        v: of the same shape; for a latent cache, `[T, 1, Dv]`.
+        write_slots: `[T]` int64, `block * block_size + offset` of each token; all different.
     """
     k_cache.flatten(0, 1).index_copy_(0, write_slots, k.to(k_cache.dtype))
     v_cache.flatten(0, 1).index_copy_(0, write_slots, v.to(v_cache.dtype))
@@ -48,21 +49,21 @@ def paged_attention_reference(
 ) -> Tensor:
     """Attention of ragged rows; the rows' own keys and values must already be in the caches.
 
-    Query `i` of row `r` stands at position `kv_len[r] - count[r] + i`, where `count[r] = q_start[r + 1] - q_start[r]`,
-    and sees the positions up to its own that its window holds, and as many of the row's later ones as the spec says.
+    Query `i` of row `r` is at position `kv_len[r] - count[r] + i`, where `count[r] = q_start[r + 1] - q_start[r]`. It
+    sees the positions of its window up to its own, and as many later ones as the spec allows.
 
     Args:
         q: `[T, Hq, D]`.
         k_cache: `[num_blocks, block_size, Hkv, D]`.
-        v_cache: beside `k_cache`; values may have a width `Dv` of their own.
-        q_start: `[R + 1]` ascending from 0 to T; on the host, so that no device is waited for.
-        kv_len: `[R]` positions that the row's sequence has with this step's; on the host.
-        block_table: `[R, M]` block ids; entries that `kv_len` does not reach are any valid id, those that the windows
-            of all queries of the row have left are any number.
-        spec: what becomes of scores before softmax.
-        sinks: `[Hq]` float32: for each head one score more, which takes its part of the weights and adds no value (the
+        v_cache: `[num_blocks, block_size, Hkv, Dv]`; Dv may differ from D.
+        q_start: `[R + 1]` ascending from 0 to T; on the host, to avoid waiting for a device.
+        kv_len: `[R]`, the number of positions in each row's sequence, this step's included; on the host.
+        block_table: `[R, M]` block ids; entries beyond `kv_len` may be any valid id, and entries that the windows of
+            all the row's queries have left may be any number.
+        spec: how scores are scaled, capped and masked before softmax.
+        sinks: `[Hq]` float32, one extra score per head that takes part in its softmax and contributes no value (the
             attention sinks of gpt-oss; Xiao et al., "Efficient streaming language models", 2023). Neither scaled nor
-            capped. None: there are none.
+            capped. None for no sinks.
 
     Returns:
         `[T, Hq, Dv]`, contiguous, in the dtype of `q`.
@@ -89,8 +90,8 @@ def paged_attention_reference(
 def _gather(cache: Tensor, block_table: Tensor, starts: Tensor, length: int) -> Tensor:
     """The first `length` positions of each row of `block_table`, as float32 `[R, length, Hkv, D]`.
 
-    What lies before `starts` `[R]` is 0: its blocks may be another sequence's by now, and weights of 0 do not silence
-    its NaN.
+    Positions before `starts` `[R]` are 0: their blocks may belong to another sequence by now, and a weight of 0 times
+    its NaN would be NaN.
     """
     size = cache.shape[1]
     left = torch.arange(-(-length // size)) < starts[:, None] // size  # [R, M]
@@ -110,7 +111,7 @@ def _attend_single(
     spec: AttentionSpec,
     sinks: Tensor | None,
 ) -> Tensor:
-    """One query a row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, Dv]` float32."""
+    """One query per row, `[R, Hq, D]`, all rows in one call, padded to the longest `L`; `[R, Hq, Dv]` float32."""
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     longest = int(kv_len.max())
@@ -121,7 +122,7 @@ def _attend_single(
     grouped = q.float().view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)  # [R, Hkv, G, D]
     of_heads = None if sinks is None else sinks.view(num_kv_heads, -1, 1)
     weights = _weights(grouped @ k.permute(0, 2, 3, 1), seen[:, None, None, :], spec, of_heads)  # [R, Hkv, G, L]
-    # A weight of 0 does not silence a NaN that an earlier owner left in the block: 0 * NaN is NaN.
+    # A weight of 0 does not mask a NaN that an earlier owner left in the block: 0 * NaN is NaN.
     v.masked_fill_(~seen[:, :, None, None], 0.0)
     return (weights @ v.transpose(1, 2)).view(num_rows, num_heads, -1)
 
@@ -149,7 +150,7 @@ def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, sinks: T
 
 
 def _weights(products: Tensor, seen: Tensor, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
-    """Weights `[..., L]` of products `[..., L]`; `seen` and `sinks` are broadcast to them and to `[..., 1]`."""
+    """Softmax weights `[..., L]` of products `[..., L]`; `seen` is broadcast to `[..., L]`, `sinks` to `[..., 1]`."""
     scores = products * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)

@@ -1,7 +1,7 @@
-"""References of recurrent layers with a matrix as state: the gated delta rule and selective scans; and gated norms.
+"""References of recurrent layers with matrix state (the gated delta rule and selective scans), and of gated norms.
 
-Decides the formulas. Both recurrences decay the state of each head, add an outer product of the key and something made
-of the value, and read the state with the query; they differ in what is added.
+Decides the formulas. Both recurrences decay the state of each head, add an outer product of the key and a vector
+derived from the value, and read the state with the query; they differ in that vector.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _LENGTH_EPS = 1e-6
 
 
 class RecurrenceKind(StrEnum):
-    """What is added to a state."""
+    """The kind of update added to a state."""
 
     DELTA = "gated_delta_rule"
-    """What the value differs by from what the state says of the key (Yang et al. 2024, equation 10)."""
+    """The difference between the value and the state's prediction for the key (Yang et al. 2024, equation 10)."""
     SCAN = "selective_scan"
-    """The value, by the length of the step (Mamba-2: Dao and Gu 2024, section 6)."""
+    """The value times the step size (Mamba-2: Dao and Gu 2024, section 6)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrenceRule:
-    """Sizes and weights of one layer; vectors are float32, a number for each value head.
+    """Sizes and weights of one layer; vectors are float32, one number per value head.
 
     Attributes:
-        key_heads: of queries and keys; value head `h` has those of key head `h // (value_heads / key_heads)`, or, if
-            `tiled`, `h % key_heads`: GGUF files of Qwen 3.5 have their value heads in this order.
+        key_heads: number of query and key heads; value head `h` uses key head `h // (value_heads / key_heads)`.
         a_log: the decay of a step is `exp(-exp(a_log) * step)`.
-        step_bias: added to `a`, of which softplus is the step.
-        skip: the share of the value that is added to what is read; or None.
-        steps: least and most length of a step; scans only.
+        step_bias: added to `a`; the step size is softplus of the sum.
+        skip: factor of the value that is added to the output; or None.
+        steps: minimum and maximum step size; scans only.
+        tiled: value head `h` uses key head `h % key_heads` instead: the order of value heads in GGUF files of Qwen 3.5.
     """
 
     kind: RecurrenceKind
@@ -64,7 +64,7 @@ class RecurrenceRule:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Of each sequence: heads, keys, values."""
+        """Shape of a sequence's state: (value heads, key_dim, value_dim)."""
         return self.value_heads, self.key_dim, self.value_dim
 
     def __str__(self) -> str:
@@ -73,16 +73,16 @@ class RecurrenceRule:
 
 
 class RecurrenceCall(NamedTuple):
-    """What a recurrence is told.
+    """The arguments of a recurrence.
 
     Attributes:
         rule: sizes and weights.
         q: `[T, key_heads * key_dim]`; a scan's C.
-        k: the same; a scan's B.
+        k: `[T, key_heads * key_dim]`; a scan's B.
         v: `[T, value_heads * value_dim]`; a scan's x.
         a: `[T, value_heads]`; a scan's dt.
         b: `[T, value_heads]` for the delta rule, None for a scan.
-        states: `[places, value_heads, key_dim, value_dim]` float32; changed.
+        states: `[places, value_heads, key_dim, value_dim]` float32; updated in place.
         runs: which tokens continue which state.
     """
 
@@ -97,15 +97,15 @@ class RecurrenceCall(NamedTuple):
 
 
 class GatedNormCall(NamedTuple):
-    """What a gated norm is told.
+    """The arguments of a gated norm.
 
     Attributes:
         x: `[T, C]`.
         gate: `[T, C]`.
         weight: `[group]`, the same for all groups, or `[C]`; float32.
         eps: keeps groups of zeros finite.
-        group: columns that are normed together, by the root of their mean square.
-        gate_first: Mamba-2 with `norm_before_gate` false, and not Qwen3-Next.
+        group: number of columns normed together (RMS norm).
+        gate_first: gate before the norm, as in Mamba-2 with `norm_before_gate` false; Qwen3-Next gates after it.
     """
 
     x: Tensor
@@ -117,11 +117,12 @@ class GatedNormCall(NamedTuple):
 
 
 def recurrence_reference(call: RecurrenceCall) -> Tensor:
-    """Token by token, in float32, rounded once at the end.
+    """Run the recurrence token by token, in float32, rounded once at the end.
 
-    With `S` a head's state, `step = softplus(a + step_bias)` and `decay = exp(-exp(a_log) step)`:
-    delta rule: `q` and `k` are divided by their lengths and `q` by `sqrt(D)`;
-    `S = decay S + k (v - decay S k) sigmoid(b)`, out `S q`. Scan: `S = decay S + k (step v)`, out `S q + skip v`.
+    `S` is a head's state, `step = softplus(a + step_bias)` (clamped in a scan), `decay = exp(-exp(a_log) step)`.
+    Delta rule: `q` and `k` are normalised to unit length and `q` is divided by `sqrt(key_dim)`; then
+    `S = decay S + k (v - decay S k) sigmoid(b)`, out `S q`. Scan: `S = decay S + k (step v)`, out `S q`.
+    With `skip`, `skip v` is added to out.
 
     Returns:
         `[T, value_heads * value_dim]` in the dtype of `v`.
@@ -157,7 +158,7 @@ def recurrence_reference(call: RecurrenceCall) -> Tensor:
 
 
 def gated_norm_reference(call: GatedNormCall) -> Tensor:
-    """`norm(x) * weight * silu(gate)`, or with `gate_first` `norm(x * silu(gate)) * weight`; in float32."""
+    """`norm(x) * weight * silu(gate)`, or with `gate_first`, `norm(x * silu(gate)) * weight`; in float32."""
     x, gate, weight, eps, group, gate_first = call
     opened = torch.nn.functional.silu(gate.float())
     inside = x.float() * opened if gate_first else x.float()

@@ -1,4 +1,4 @@
-"""Rotary position embedding: rotates the two halves of each head, or of its first part, by angles of its position.
+"""Rotary position embedding: rotates the two halves of each head, or of its first part, by its position's angles.
 
 Decides how given angles are applied; does not know how they were derived (`nn.rope` does). Every row is independent.
 """
@@ -14,12 +14,12 @@ __all__ = ["rotate_reference"]
 def rotate_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs `(x[i], x[i + R/2])` of each head by the given angles (Su et al. 2021, section 3.4.2).
 
-    Pairs are made of the two halves of the first R elements of a head (the layout of Hugging Face checkpoints), not of
-    neighbours; elements from R on pass through. Computed in float32 and rounded once at the end.
+    A pair takes one element from each half of the first R elements of a head (the layout of Hugging Face checkpoints),
+    not two neighbours; elements from R on pass through. Computed in float32 and rounded once at the end.
 
     Args:
         x: `[T, heads, D]`; rows may be strided.
-        cos: `[T, R/2]`, float32: the row of each token's position. R, at most D, is twice its width.
+        cos: `[T, R/2]`, float32: one row per token, for its position. R is at most D.
         sin: `[T, R/2]`, float32.
 
     Returns:

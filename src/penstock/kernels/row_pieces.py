@@ -1,8 +1,8 @@
-"""Products on CUDA of a fixed number of rows at a time, so that a row's bits do not depend on how many there are.
+"""CUDA products of a fixed number of rows at a time, so that a row's bits do not depend on the number of rows.
 
-A library of matrix products chooses a kernel, and with it the order of every sum, by the sizes that it is given. Here
-it is always given the same: rows are multiplied in pieces of `PIECE_ROWS`, and the last piece is filled up with rows
-that mean nothing, whose results are not looked at. A step of few rows waits for its weights and takes no longer for it.
+A matrix library chooses a kernel, and with it the order of every sum, by the sizes of its operands. Here the number of
+rows is constant: rows are multiplied in pieces of `PIECE_ROWS`, and the last piece is padded with arbitrary rows whose
+results are ignored. This costs a step of few rows no time, because such a step is bound by reading its weights.
 
 Decides how rows are cut; a row's place within its piece does not change its sums.
 """
@@ -20,7 +20,7 @@ PIECE_ROWS = 64
 
 
 def linear_in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`, always for `PIECE_ROWS` rows at a time.
+    """`x @ weight.T + bias`, computed `PIECE_ROWS` rows at a time.
 
     Args:
         x: `[T, K]`.
@@ -42,12 +42,12 @@ def linear_in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def pieces(x: Tensor) -> Iterator[Tensor]:
-    """`x` `[T, ...]`, T a multiple of `PIECE_ROWS`, in pieces of as many rows."""
+    """Split `x` `[T, ...]`, T a multiple of `PIECE_ROWS`, into pieces of `PIECE_ROWS` rows."""
     return iter(x.split(PIECE_ROWS))
 
 
 def filled_up(x: Tensor) -> Tensor:
-    """`x` and so many rows more, of any numbers, that it has whole pieces; contiguous, so that pieces lie alike."""
+    """Pad `x` with uninitialised rows to whole pieces; contiguous, so that all pieces have the same strides."""
     rows = -(-len(x) // PIECE_ROWS) * PIECE_ROWS
     if rows == len(x) and x.is_contiguous():
         return x

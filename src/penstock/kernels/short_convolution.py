@@ -1,4 +1,4 @@
-"""The reference of short causal convolutions: one filter a channel, over the newest few tokens of a sequence."""
+"""The reference of short causal convolutions: one filter per channel, over the newest few tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["ConvolutionCall", "short_convolution_reference"]
 
 
 class ConvolutionCall(NamedTuple):
-    """What a short convolution is told.
+    """The arguments of a short convolution.
 
     Attributes:
         x: `[T, C]`.
-        weight: `[L, C]` float32, L at least 2; a tap a row, the newest last.
+        weight: `[L, C]` float32, L at least 2; one tap per row, the newest last.
         bias: `[C]` float32, or None.
-        states: `[places, L - 1, C]` float32, each the newest inputs (`gate_in * x`) of a sequence; changed.
+        states: `[places, L - 1, C]` float32, each the newest inputs (`gate_in * x`) of a sequence; updated in place.
         runs: which tokens continue which state.
-        silu: f is SiLU (Gu and Dao 2023, section 3.4), and not the identity.
+        silu: whether f is SiLU (Gu and Dao 2023, section 3.4); else it is the identity.
         gate_in: `[T, C]` or None.
         gate_out: `[T, C]` or None. LFM2 has both gates (transformers, `Lfm2ShortConv`).
     """
@@ -39,7 +39,8 @@ class ConvolutionCall(NamedTuple):
 def short_convolution_reference(call: ConvolutionCall) -> Tensor:
     """`gate_out * f(bias + sum_l weight[l] * (gate_in * x)[t - L + 1 + l])`, in float32, rounded once at the end.
 
-    Positions before a sequence's first count as 0. Taps are added in order, the oldest first, whatever runs there are.
+    Positions before a sequence's first count as 0. Taps are always summed in order, oldest first, however the sequence
+    is cut into runs.
 
     Returns:
         `[T, C]` in the dtype of `x`.

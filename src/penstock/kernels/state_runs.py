@@ -1,7 +1,7 @@
-"""Which tokens of a step continue which recurrent state, and where it goes: all that a kernel knows of sequences.
+"""Which tokens of a step continue which recurrent state, and where it is written: all that a kernel knows of sequences.
 
-Decides the shape of that knowledge only. Invariant: the runs of one sequence follow each other in order of position; a
-run may read what one before it has written, so they are computed in order.
+Decides only the data structure. Invariant: the runs of a sequence come in order of position. A run may read what an
+earlier one has written, so runs are computed in order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class StateRuns(NamedTuple):
     """Runs of neighbouring tokens, each of one sequence.
 
     Attributes:
-        starts: `[N + 1]` int32 on the host; run `n` has the tokens `starts[n]` to `starts[n + 1]`, which may be none:
-            then its state is copied.
-        sources: `[N]` int32, the place that each run's state is read from; `FROM_ZERO` for none.
-        targets: `[N]` int32, the place that it is written to.
+        starts: `[N + 1]` int32 on the host; run `n` has the tokens `starts[n]` to `starts[n + 1]`. An empty run copies
+            its state.
+        sources: `[N]` int32, the place from which each run's state is read; `FROM_ZERO` for zeros.
+        targets: `[N]` int32, the place to which it is written.
     """
 
     starts: Tensor
@@ -34,13 +34,13 @@ class StateRuns(NamedTuple):
 
     @classmethod
     def of(cls, runs: list[tuple[int, int, int]]) -> StateRuns:
-        """From (tokens, source, target) of each run, in order."""
+        """Build from (token count, source, target) of each run, in order."""
         counts, sources, targets = torch.tensor(runs, dtype=torch.int32).reshape(-1, 3).T
         starts = torch.zeros(len(runs) + 1, dtype=torch.int32)
         starts[1:] = counts.cumsum(0)
         return cls(starts, sources.contiguous(), targets.contiguous())
 
     def each(self) -> Iterator[tuple[int, int, int, int]]:
-        """First token, end, source and target of each run."""
+        """Yield first token, end, source and target of each run."""
         starts = self.starts.tolist()
         return zip(starts, starts[1:], self.sources.tolist(), self.targets.tolist(), strict=False)

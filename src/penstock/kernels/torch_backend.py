@@ -1,10 +1,10 @@
 """The backend `torch`: every operation by its reference, on any device.
 
-Serves where there are no compiled kernels, and is what they are compared with. Library matrix products choose their
-order of summation by shape, so on a CPU it is exact up to rounding. On CUDA products are of one shape (`row_pieces`),
-and norms and attention are those whose order of summation does not depend on the batch (`norm.unit_rows`,
-`cuda_attention`); it does not call itself exact there before that has been measured on more than one device. Its
-threads are those of torch, which has one number of them for the whole process.
+The fallback without compiled kernels, and the reference that they are compared with. Library matrix products choose
+their order of summation by shape, so on a CPU it is exact only up to rounding. On CUDA every product has the same
+number of rows (`row_pieces`), and norms and attention sum in an order that does not depend on the batch
+(`norm.unit_rows`, `cuda_attention`); it still does not report itself as `exact` there, because this has not been
+measured on more than one device. It runs on torch's threads, whose number is one setting for the whole process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class TorchBackend:
-    """A `Backend` of references.
+    """A `Backend` made of the references.
 
     Attributes:
-        reason: why it was chosen, and not compiled kernels; in words.
+        reason: why it was chosen over compiled kernels, in words.
     """
 
     device: torch.device = _HOST
@@ -56,7 +56,7 @@ class TorchBackend:
         return
 
     def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> None:  # noqa: ARG002 - any
-        """See `Backend.why_not`: it leaves nothing to others."""
+        """See `Backend.why_not`: it supports everything."""
         return
 
     def packs_kv(self, dtype: torch.dtype, head_dim: int, block_size: int) -> bool:  # noqa: ARG002 - none is

@@ -1,7 +1,7 @@
-"""Memory in large blocks, for which the system is asked to use large pages, and where packed weights live in it.
+"""Allocates packed weights in large blocks of memory, for which the system is asked to use large pages.
 
-Decides where each weight starts; does not know what it holds. One stream of tokens reads every weight once a token at
-the speed of memory, and with large pages that is a fifth faster than with small ones: prefetching stops at page ends.
+Decides where each weight starts; does not know what it holds. Decoding a single sequence reads every weight once per
+token at memory speed, which large pages make a fifth faster: hardware prefetching stops at page ends.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ALIGNMENT = 64  # a cache line, and what torch aligns its own tensors to
 
 
 def large_block(size: int) -> Tensor:
-    """Zeroed memory of `size` bytes that starts on a large page; what is never written takes no memory."""
-    # Python's default is memory to be shared with children, for which systems seldom give large pages.
+    """Zeroed memory of `size` bytes that starts on a large page; parts never written take no physical memory."""
+    # Python's default is memory shared with child processes, which systems seldom back with large pages.
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, size + LARGE_PAGE, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -33,15 +33,15 @@ def large_block(size: int) -> Tensor:
 
 
 def whole_lines(count: int) -> int:
-    """`count` bytes filled up to whole cache lines."""
+    """`count` bytes rounded up to whole cache lines."""
     return -(-count // _ALIGNMENT) * _ALIGNMENT
 
 
 class WeightMemory:
-    """Hands out room, front to back. Owned by whoever loads a model; a block lives as long as any weight in it.
+    """A bump allocator. Owned by whoever loads a model; a block lives as long as any weight in it.
 
     Args:
-        block: uint8, where to begin; further blocks are large ones.
+        block: uint8, the first block to use; or None. Further blocks come from `large_block`.
     """
 
     def __init__(self, block: Tensor | None = None) -> None:
@@ -49,7 +49,7 @@ class WeightMemory:
         self._used = 0
 
     def take(self, count: int) -> Tensor:
-        """Room for `count` bytes: uint8 `[count]`, contiguous, on a cache line of its own, handed out only once."""
+        """Allocate `count` bytes: uint8 `[count]`, contiguous, sharing no cache line with other allocations."""
         if self._used + count > len(self._block):
             self._block, self._used = large_block(max(_BLOCK, count)), 0
         start = self._used

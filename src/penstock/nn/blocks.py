@@ -1,7 +1,7 @@
-"""What papers call the parts of a layer, each bound to its weights and lowered to operations over registers.
+"""The parts of a layer as papers name them, each bound to its weights and lowered to operations over registers.
 
-Decides the names that tensors have under a part's prefix, and the registers that parts pass values in. Families choose
-parts and put them together; a part that one family alone has stands in that family's file.
+Decides tensor names under a part's prefix, and the registers in which parts pass values. Families choose and combine
+parts; a part that only one family has lives in that family's file.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = [
 
 
 class Block(Protocol):
-    """One branch of a layer, between what it reads and what it writes."""
+    """One branch of a layer, from its input register to its output register."""
 
     def __call__(self, x: Register, out: Register, *, adds: bool) -> Operations:
-        """The operations that write `out`, or add to it."""
+        """The operations that write `out`, or add to it if `adds`."""
         ...
 
 
@@ -63,7 +63,7 @@ class Projection:
 
     @classmethod
     def bind(cls, weights: WeightLoader, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Projection:
-        """Take `name.weight` `[outputs, inputs]` and, where there is one, `name.bias`."""
+        """Take `name.weight` `[outputs, inputs]` and, if `bias`, `name.bias`."""
         weight = weights.take_linear([(f"{name}.weight", (outputs, inputs))])
         return cls(weight, weights.take(f"{name}.bias", (outputs,)) if bias else None)
 
@@ -75,9 +75,9 @@ class Projection:
 
         Args:
             weights: where the tensors come from.
-            parts: number of outputs by name; outputs follow each other in this order.
+            parts: number of outputs by name; outputs are concatenated in this order.
             inputs: width of the common input.
-            bias: whether each part has one.
+            bias: whether each part has a bias.
         """
         weight = weights.take_linear([(f"{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
         if not bias:
@@ -108,7 +108,7 @@ class Normalization:
     def bind_layer(
         cls, weights: WeightLoader, name: str, width: int, eps: float, *, has_bias: bool = True
     ) -> Normalization:
-        """A layer norm: take `name.weight` and, where it has one, `name.bias`."""
+        """A layer norm: take `name.weight` and, if `has_bias`, `name.bias`."""
         weight = weights.take(f"{name}.weight", (width,))
         bias = weights.take(f"{name}.bias", (width,)) if has_bias else None
         return cls(NormKind.LAYER, weight, bias, eps)
@@ -120,29 +120,29 @@ def rms_norm(weights: WeightLoader, name: str, width: int, eps: float, *, plus_o
     Args:
         weights: where the tensor comes from.
         name: prefix of the tensor.
-        width: of the rows.
+        width: width of the rows.
         eps: keeps rows of zeros finite.
-        plus_one: the checkpoint stores what the weight differs from 1 by (Gemma). The sum is float32: near 1,
-            bfloat16 would lose what makes the difference.
+        plus_one: the checkpoint stores the weight minus 1 (Gemma). The sum is float32, because near 1 bfloat16 would
+            lose the stored difference.
     """
     if not plus_one:
         return Normalization(NormKind.RMS, weights.take(f"{name}.weight", (width,)), None, eps)
-    weight = weights.take(f"{name}.weight", (width,), torch.float32).add_(1.0)  # a sum of its own would load a compiler
+    weight = weights.take(f"{name}.weight", (width,), torch.float32).add_(1.0)  # out of place loads a compiler
     return Normalization(NormKind.RMS, weight, None, eps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """Self-attention: one fused projection to queries, keys and values, and one back.
+    """Self-attention: one fused projection to queries, keys and values, and one output projection.
 
     Attributes:
         qkv: `[(Hq + 2 Hkv) * D, H]`.
         output: `[H, Hq * D]`.
         cache: index into `Program.caches`.
-        rope: how queries and keys are rotated by position; None leaves them.
-        q_norm: an RMS norm of queries before they are rotated; or None.
-        k_norm: the same of keys.
-        norms_heads: these norms are over each head, with weights `[D]`; else over all heads together.
+        rope: rotation of queries and keys by position; None for no rotation.
+        q_norm: a norm of queries before they are rotated; or None.
+        k_norm: the same for keys.
+        norms_heads: norm each head by itself (RMS, with weights `[D]`); else norm all heads together.
         sinks: see `operations.Attend`.
     """
 
@@ -184,7 +184,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedMlp:
-    """`down(activation([gate(x) | up(x)]))` (Shazeer 2020); `gate_up` has the gate's F outputs, then those of `up`."""
+    """`down(activation([gate(x) | up(x)]))` (Shazeer 2020); `gate_up` has F outputs of the gate, then F of up."""
 
     gate_up: Projection
     down: Projection
@@ -222,7 +222,7 @@ class PlainMlp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MixtureOfExperts:
-    """Experts, and the router that says which of them a token goes to.
+    """Experts, and the router that chooses among them for each token.
 
     Attributes:
         selection_bias: see `operations.Experts`.
@@ -246,7 +246,7 @@ class MixtureOfExperts:
 def residual(
     stream: Register, block: Block, *, before: Normalization | None = None, after: Normalization | None = None
 ) -> Operations:
-    """`stream + after(block(before(stream)))`, each norm where there is one."""
+    """`stream + after(block(before(stream)))`; either norm may be None."""
     normed, branch = Register("normed", stream.width), Register("branch", stream.width)
     x = stream if before is None else normed
     first = () if before is None else before(stream, normed)

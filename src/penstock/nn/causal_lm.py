@@ -1,7 +1,7 @@
 """What a language model asks of attention (`Attend`), and what the engine asks of a language model (`CausalLM`).
 
 Decides the two signatures that every family and every attention share. Knows no family, no cache and no batch: rows of
-different sequences lie side by side, and only `attend` knows which row belongs to whom.
+different sequences lie side by side, and only `attend` knows which row belongs to which sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Attend", "CausalLM"]
 
 
 class Attend(Protocol):
-    """Attention with a memory of earlier keys and values, and of recurrent state where a model carries any."""
+    """Attention that remembers earlier keys and values, and recurrent state if the model has any."""
 
     def __call__(
         self,
@@ -29,17 +29,17 @@ class Attend(Protocol):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write new keys and values to a cache, then let each query row attend to what it sees of its own sequence.
+        """Write new keys and values to a cache, then let each query row attend to its visible positions.
 
         Query head `h` reads key head `h // (Hq / Hkv)`.
 
         Args:
             cache: index of the cache, from 0.
             q: `[T, Hq, D]`. Each head is contiguous; rows may be strided views of a wider matrix, here and below.
-            k: `[T, Hkv, D]`, already rotated; None where this step's keys and values have been written already.
-            v: `[T, Hkv, Dv]`, where Dv is D but of a latent cache: there it is the end of `k`. None beside `k`.
-            spec: how scores are computed, and which positions are seen.
-            sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
+            k: `[T, Hkv, D]`, already rotated; None if this step's keys and values have been written already.
+            v: `[T, Hkv, Dv]`; Dv is D, except in a latent cache, whose values are the end of `k`. None with `k`.
+            spec: how scores are computed, and which positions are visible.
+            sinks: `[Hq]` float32, one extra logit per head in its softmax that contributes no value; or None.
 
         Returns:
             `[T, Hq, Dv]`, contiguous, in the dtype of `q`.
@@ -47,24 +47,24 @@ class Attend(Protocol):
         ...
 
     def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:
-        """Where a recurrent state lies, `[places, *spec.shape]` float32, to be changed; and who continues which.
+        """A recurrent state `[places, *spec.shape]` float32, to be updated in place, and which tokens continue which.
 
-        Asked once in a call of the model for each state.
+        Called once per state in each call of the model.
 
         Args:
-            state: its index, from 0.
-            spec: its shape.
-            tokens: T, of this call.
+            state: index of the state, from 0.
+            spec: shape of the state.
+            tokens: T of this call.
         """
         ...
 
 
 class CausalLM(Protocol):
-    """A decoder-only transformer. Immutable: all that changes between calls lives in `attend`."""
+    """A decoder-only transformer. Immutable: whatever changes between calls lives in `attend`."""
 
     @property
     def shape(self) -> ModelShape:
-        """The sizes that others must know."""
+        """The sizes that callers must know."""
         ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -73,8 +73,8 @@ class CausalLM(Protocol):
         Args:
             token_ids: `[T]` int64, each below `shape.vocab_size`.
             positions: `[T]` int64, each token's index in its own sequence, below `shape.max_positions`.
-            attend: called once for each operation that attends, in their order; or, if it is a `PagedAttend`, not at
-                all: then a model may itself store in and read from the caches that it shows.
+            attend: called once per attention operation, in order; if it is a `PagedAttend`, a model may instead read
+                and write its caches directly.
 
         Returns:
             `[T, H]` in the dtype of the weights, or wider.
@@ -82,5 +82,5 @@ class CausalLM(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Unnormalised log probabilities of the next token, `[S, H]` to `[S, V]` float32, for rows that need them."""
+        """Logits of the next token, `[S, H]` to `[S, V]` float32, for the rows that need them."""
         ...

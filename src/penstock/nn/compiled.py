@@ -1,10 +1,10 @@
-"""A program computed as one compiled call a step (`native/executor.cpp`).
+"""Runs a program in one compiled call per step (`native/executor.cpp`).
 
-Decides how operations are handed over: which neighbours become one, where registers lie in scratch, and which of them
+Decides how operations are handed over: which neighbours are fused, where registers live in scratch, and which of them
 are bfloat16. Knows no family. Differs from the reference in one point: the stream of hidden states is float32 from the
 embedding to the last norm.
 
-Invariant: a token's bits depend on its own sequence alone, as with each of the kernels.
+Invariant: a token's bits depend on its own sequence alone, as in every single kernel.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NORMS = {NormKind.RMS: 0, NormKind.LAYER: 1}
 
 
 def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> str | None:
-    """What keeps a backend from computing all of a program in one compiled call, in words; None if nothing does."""
+    """The reason, in words, why a backend cannot run a whole program in one compiled call; None if it can."""
     if not isinstance(backend, CpuBackend):
         return f"the backend {backend.name} computes operation by operation"
     for operation in program.operations():
@@ -80,15 +80,15 @@ def why_not_compiled(program: Program, dtype: torch.dtype, backend: Backend) -> 
 
 
 class CompiledExecutor:
-    """A `CausalLM` whose steps are one call each.
+    """A `CausalLM` that runs each step in one call.
 
-    Immutable but for its working memory, of which each thread has its own, and for what it has seen last: caches, and a
-    step's tensors, which must not be resized in place.
+    Immutable except for its working memory (one per thread) and its memo of the addresses last looked up: caches,
+    states and the step's tensors, which must therefore not be resized in place.
 
     Args:
-        program: what to compute; `why_not_compiled` has nothing against it.
-        dtype: of queries, keys and values before they are rotated and stored: bfloat16 or float32.
-        backend: whose kernels and threads compute.
+        program: what to compute; `why_not_compiled` must return None for it.
+        dtype: dtype of queries, keys and values before rotation and storing: bfloat16 or float32.
+        backend: provides the kernels and threads.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -113,7 +113,7 @@ class CompiledExecutor:
 
     @property
     def cost(self) -> Any:
-        """The compiled `ProgramCost`, by which a step is shared out among threads."""
+        """The compiled `ProgramCost`, used to divide a step among threads."""
         return self._compiled.cost()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class CompiledExecutor:
         """See `CausalLM.forward`.
 
         Raises:
-            ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing was written then.
+            ValueError: shapes, dtypes, positions, slots or rows do not fit; nothing has been written.
         """
         assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
         stream, *inputs = self._looked_up(token_ids, positions)
@@ -133,13 +133,13 @@ class CompiledExecutor:
     def compute_layers(
         self, stream: Tensor, positions: Tensor, attend: PagedAttend, inputs: Sequence[Tensor] = ()
     ) -> Tensor:
-        """From embeddings to what the head reads; raises as `forward`.
+        """Compute the head's input from embeddings; raises as `forward` does.
 
         Args:
-            stream: `[T, H]` float32, contiguous and used up, as are `inputs`.
+            stream: `[T, H]` float32, contiguous; overwritten, as are `inputs`.
             positions: `[T]` int64.
             attend: the caches.
-            inputs: of the program's inputs, `[T, width]` each.
+            inputs: values of `Program.inputs`, `[T, width]` each.
         """
         hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
         if stream.shape != (count, hidden_size) or not stream.is_contiguous():
@@ -147,7 +147,7 @@ class CompiledExecutor:
         for table in self._tables:
             table.make_known(positions)
         out = torch.empty(stream.shape, dtype=self._out_dtype)
-        longest = max(kv_len.tolist(), default=0)  # a step's tensors are small
+        longest = max(kv_len.tolist(), default=0)  # cheap: one entry per row of the step
         native, cpu = self._native, self.backend.cpu
         size = self._compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
         self._compiled.run(
@@ -164,7 +164,7 @@ class CompiledExecutor:
         return out
 
     def _looked_up(self, token_ids: Tensor, positions: Tensor) -> list[Tensor]:
-        """The stream as layers find it, then the inputs: float32, contiguous, ours to use up."""
+        """The stream as the first layer reads it, then the inputs: float32, contiguous, free to be overwritten."""
         found: dict[str, Tensor] = {}
         for embed in self.program.embedding:
             if not isinstance(embed, Embed):
@@ -176,21 +176,21 @@ class CompiledExecutor:
         return [found[STREAM], *(found[each.name] for each in self.program.inputs)]
 
     def _step(self, *tensors: Tensor) -> Any:
-        """Where a step's tensors are; looked at anew only when they are others than in the last step."""
+        """Addresses of a step's tensors, looked up again only when the tensors are not those of the last step."""
         seen = self._seen_step
         if seen is None or any(map(is_not, seen[0], tensors)):
             self._seen_step = seen = tensors, _look_at_step(*tensors)
         return seen[1]
 
     def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
-        """Where the caches are; looked at anew only when they are others than in the last step."""
+        """Addresses of the caches, looked up again only when the caches are not those of the last step."""
         seen = self._seen_caches
         if seen is None or seen[0] is not keys or seen[1] is not values:
             self._seen_caches = seen = keys, values, self._look_at_caches(keys, values)
         return seen[2]
 
     def _states(self, states: Sequence[Tensor]) -> Any:
-        """Where recurrent states are; looked at anew only when they are others than in the last step."""
+        """Addresses of recurrent states, looked up again only when the states are not those of the last step."""
         seen = self._seen_states
         if seen is None or seen[0] is not states:
             if len(states) != len(self.program.states):
@@ -209,7 +209,7 @@ class CompiledExecutor:
 
 
 def _hidden_dtype(head: Head) -> torch.dtype:
-    """What the head is given: a quantised one rounds by itself, and one in float32 does not; rounding loses more."""
+    """Dtype of the head's input: bfloat16 only for a bf16 head; others take float32, to avoid a needless rounding."""
     return torch.bfloat16 if head.weight.arithmetic == "bf16" else torch.float32
 
 
@@ -223,7 +223,7 @@ def _look_at_step(positions: Tensor, write_slots: Tensor, q_start: Tensor, kv_le
 
 
 def _compile(program: Program, dtype: torch.dtype) -> Any:
-    """The compiled program, which has addresses only: `program` keeps what lies there."""
+    """Build the compiled program. It holds addresses only: `program` keeps the tensors alive."""
     layers = lower_layers(program)
     places = place_registers([operation for layer in layers for operation in layer], dtype, program.inputs)
     compiled = required().Program(hidden=program.shape.hidden_size)
@@ -236,7 +236,7 @@ def _compile(program: Program, dtype: torch.dtype) -> Any:
     builder = _Builder(compiled, places.resolve(numbers, inputs))
     index = 0
     for number, layer in enumerate(layers):
-        if number < len(program.layers):  # what follows the last layer belongs to it
+        if number < len(program.layers):  # the operations after the last layer count as part of it
             compiled.begin_layer()
         for operation in layer:
             builder.add(index, operation)
@@ -245,7 +245,7 @@ def _compile(program: Program, dtype: torch.dtype) -> Any:
 
 
 class _Builder:
-    """Adds operations to a compiled program; `resolve` tells which register an operand is at an operation's index."""
+    """Adds operations to a compiled program; `resolve` maps an operation's index and a register name to its number."""
 
     def __init__(self, compiled: Any, resolve: Any) -> None:
         self._compiled = compiled
@@ -358,7 +358,7 @@ class _Builder:
 
     def _linear(self, index: int, linear: Linear, out: Register, gate: int | None) -> None:
         first, parts = 0, linear.weight.parts
-        for part in parts:  # a gated product has one: `lower` saw to it
+        for part in parts:  # a gated product has exactly one: `lower` ensures that
             columns = out if len(parts) == 1 else out.columns(first, part.outputs)
             bias = None if linear.bias is None else linear.bias[first : first + part.outputs]
             self._compiled.linear(
@@ -394,7 +394,7 @@ class _Builder:
 def _rotation(rope: RotaryTable) -> Any:
     for name, table in (("cos", rope.cos), ("sin", rope.sin)):
         fits = table.dim() == 2 and table.shape[1] == rope.width // 2 and table.dtype == torch.float32
-        if not fits or not len(table):  # an empty one has no address, which would mean no rotation
+        if not fits or not len(table):  # an empty table has a null address, which would mean no rotation
             raise ValueError(f"{name} must be [P, {rope.width // 2}] float32, not {tuple(table.shape)} {table.dtype}")
         vector(name, table.view(-1), torch.float32, table.numel())
     return rotation(rope.cos, rope.sin, rope.width)

@@ -1,8 +1,8 @@
 """What a program asks of a machine: the bytes that a step reads, and its arithmetic by kind.
 
-Decides how it is counted: weights are read once in a step, of experts those that its tokens can be expected to ask;
-every row reads the keys and values that its layers can see, and its recurrent state; products and attention are two
-operations for each multiplication. Norms, rotations and activations are left out: a few parts in a hundred.
+Decides how cost is counted. Each weight is read once per step; of the experts, the number that the step's tokens are
+expected to choose. Every row reads the keys and values that its layers can see, and its recurrent state. Products and
+attention count two operations per multiplication. Norms, rotations and activations are ignored: a few percent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["cost"]
 
 
 def cost(program: Program, rows: Sequence[StepRow], kv_dtype: torch.dtype) -> StepCost:
-    """Count one step.
+    """Count the cost of one step.
 
     Args:
         program: the model.
-        rows: of the step.
-        kv_dtype: of keys and values.
+        rows: rows of the step.
+        kv_dtype: dtype of the cached keys and values.
     """
     tokens, samples = sum(row.count for row in rows), sum(row.samples for row in rows)
     total = StepCost()
@@ -81,7 +81,7 @@ def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_d
 
 
 def _position_bytes(cache: KvCacheSpec, dtype: torch.dtype) -> int:
-    """Of keys and values, with the scales of int8."""
+    """Bytes of one position's keys and values, including the scales of int8."""
     if cache.value_dim:  # keys alone
         in_int8 = dtype == torch.int8
         return (

@@ -1,4 +1,4 @@
-"""Attention over one contiguous sequence, written to be read: the golden that paged attention is compared with.
+"""Attention over one contiguous sequence, written for clarity: the golden reference for paged attention.
 
 Decides how keys and values of a single sequence are kept; does not know blocks, slots or batches.
 """
@@ -16,11 +16,10 @@ __all__ = ["DenseAttention"]
 
 
 class DenseAttention:
-    """An `Attend` for one sequence; owned by whoever decodes that sequence, and good for no other.
+    """An `Attend` for a single sequence, owned by whoever decodes that sequence.
 
     Keeps the keys and values it was given, and recurrent state, so that calling a model again with the next tokens
-    continues the sequence.
-    Rows of a call are consecutive positions, following those of the calls before.
+    continues the sequence. Rows of a call are consecutive positions that follow those of earlier calls.
     """
 
     def __init__(self) -> None:
@@ -42,12 +41,12 @@ class DenseAttention:
             self._keys[cache], self._values[cache] = _append(self._keys, cache, k), _append(self._values, cache, v)
         keys, values = self._keys[cache], self._values[cache]  # [L, Hkv, D]
         tokens, heads, head_dim = q.shape
-        grouped = q.float().reshape(tokens, keys.shape[1], -1, head_dim)  # [T, Hkv, G, D], G queries a key head
+        grouped = q.float().reshape(tokens, keys.shape[1], -1, head_dim)  # [T, Hkv, G, D], G queries per key head
         scores = torch.einsum("thgd,lhd->hgtl", grouped, keys.float()) * spec.scale  # [Hkv, G, T, L]
         if spec.softcap is not None:
             scores = spec.softcap * torch.tanh(scores / spec.softcap)
         scores = scores.masked_fill(_unseen(tokens, len(keys), spec, q.device), float("-inf"))
-        if sinks is not None:  # one score more for each head, with no value
+        if sinks is not None:  # one extra score per head, with no value
             of_heads = sinks.float().view(keys.shape[1], -1, 1, 1).expand(-1, -1, tokens, -1)  # [Hkv, G, T, 1]
             scores = torch.cat((scores, of_heads), dim=-1)
         weights = scores.softmax(dim=-1)[..., : len(keys)]
@@ -66,7 +65,7 @@ def _append(memory: dict[int, Tensor], cache: int, new: Tensor) -> Tensor:
 
 
 def _unseen(tokens: int, length: int, spec: AttentionSpec, device: torch.device) -> Tensor:
-    """`[T, L]`: true where a key lies beyond what the query sees; the last query is the last key's own."""
+    """`[T, L]`: true where the query does not see the key; the last query is at the last key's position."""
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     keys = torch.arange(length, device=device)
     unseen = keys > queries + (length if spec.ahead is None else spec.ahead)

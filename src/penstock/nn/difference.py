@@ -1,7 +1,7 @@
-"""Whether two programs compute the same, the numbers of their weights apart.
+"""Compares two programs, ignoring the values of their weights.
 
-For whoever writes a model in another format, and wants to know that its settings arrived. Weights and vectors count by
-their shapes, angles of positions by their values, numbers as nearly as float32 holds them.
+For code that writes a model in another format and checks that its settings survived. Weights and vectors are compared
+by shape, rotary angles by value, numbers to about float32 precision.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANGLE = 1e-3
 
 
 def difference(one: Program, other: Program) -> str | None:
-    """The first thing in which `other` differs from `one`, in words; None if they compute the same."""
+    """The first way in which `other` differs from `one`, in words; None if they compute the same."""
     return next(_differences("the model", one, other), None)
 
 

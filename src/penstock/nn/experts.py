@@ -1,6 +1,6 @@
-"""Where a layer's experts are found in a checkpoint.
+"""Finds a layer's experts in a checkpoint.
 
-Decides under which names: files have an expert's projections each by itself, or one tensor for all experts, in which
+Decides the tensor names: files store one tensor per expert and projection, or one tensor for all experts, in which
 gates and ups may be joined. Does not know how experts are chosen or computed.
 """
 
@@ -15,18 +15,18 @@ __all__ = ["bind_experts"]
 def bind_experts(weights: WeightLoader, name: str, *, experts: int, hidden: int, intermediate: int) -> ExpertStack:
     """Take the gated experts under `name`, such as `model.layers.0.mlp.experts`.
 
-    Names are, where the checkpoint has them, `gate_up_proj` `[E, 2 * F, H]` and `down_proj` (transformers in memory,
-    and newer models in files); `gate_proj.weight`, `up_proj.weight` and `down_proj.weight` of all experts together
-    (GGUF); `w1`, `w3` and `w2` of each expert (Mixtral); or else `gate_proj`, `up_proj` and `down_proj` of each expert.
-    `gate_up_proj` and `down_proj` may both be stored inputs first, `[E, H, 2 * F]` and `[E, F, H]` (Qwen3-VL); no sizes
-    make both of them fit both ways.
+    The first naming scheme that the checkpoint has is used: `gate_up_proj` `[E, 2 * F, H]` and `down_proj`
+    (transformers in memory, and newer models in files); `gate_proj.weight`, `up_proj.weight` and `down_proj.weight`,
+    each holding all experts (GGUF); `w1`, `w3` and `w2` per expert (Mixtral); else `gate_proj`, `up_proj` and
+    `down_proj` per expert. `gate_up_proj` and `down_proj` may both be stored inputs first, `[E, H, 2 * F]` and
+    `[E, F, H]` (Qwen3-VL); the two orders never fit the same pair of shapes.
 
     Args:
         weights: where the tensors come from.
-        name: of the experts, without an index.
+        name: prefix of the experts, without an index.
         experts: E.
         hidden: H.
-        intermediate: F, the width of one expert's inside.
+        intermediate: F, the inner width of one expert.
     """
     if weights.has(f"{name}.gate_up_proj"):
         joined = {f"{name}.gate_up_proj": (2 * intermediate, hidden), f"{name}.down_proj": (hidden, intermediate)}

@@ -1,6 +1,6 @@
-"""Operations that few families need: gates, factors, columns in another order, a weight for each head.
+"""Operations that few families need: gates, scaling, column reordering, per-head weights.
 
-Part of the closed set of `nn.operations`, which has them all.
+Part of the closed set of `nn.operations`, which re-exports them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["Gate", "GateKind", "GateRows", "ProjectHeads", "Regroup", "Scale"]
 
 
 class GateKind(StrEnum):
-    """What is made of a gate before it is multiplied by."""
+    """The function applied to a gate before the multiplication."""
 
     SIGMOID = "sigmoid"
     GELU_NEW = "gelu_new"
-    """GELU by tanh, as in `kernels.activation`."""
+    """Tanh-approximated GELU, as in `kernels.activation`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectHeads:
-    """Each head by a weight of its own: its first `passed` columns as they are, then `weight @` the others.
+    """Project each head by its own weight: the first `passed` columns are copied, the others multiplied.
 
     Attributes:
         out: `[T, heads * (passed + N)]`.
@@ -41,7 +41,7 @@ class ProjectHeads:
 
     @property
     def arithmetic(self) -> str:
-        """In what products are computed, as `Weight.arithmetic` names it."""
+        """The arithmetic of the products, named as in `Weight.arithmetic`."""
         return stack_arithmetic(self.weights)
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class ProjectHeads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateRows:
-    """Add to `out` the rows of `x`, each weighted by the sigmoid of its logit: a shared expert behind a gate.
+    """Add to `out` the rows of `x`, each weighted by the sigmoid of its logit (a gated shared expert).
 
     Attributes:
         logits: `[T, 1]`.
@@ -80,7 +80,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """`x` times a number of the checkpoint, in place.
+    """Multiply `x` in place by a number from the checkpoint.
 
     Attributes:
         factor: `[1]` float32.
@@ -95,7 +95,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Regroup:
-    """Columns that lie as `[groups][2][D]` in `x` lie as `[2][groups][D]` in `out`: two halves of each head apart."""
+    """Reorder columns from `[groups][2][D]` in `x` to `[2][groups][D]` in `out`, separating each head's two halves."""
 
     out: Register
     x: Register

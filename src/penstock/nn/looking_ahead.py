@@ -1,7 +1,7 @@
-"""A causal model's program, changed to look both ways: what `is_causal: false` in a config means.
+"""Turns a causal model's program into a bidirectional one: what `is_causal: false` in a config means.
 
-Decides what becomes of windows: as in transformers (`create_bidirectional_sliding_window_mask`), a token sees the
-`window` positions on either side of its own, where a causal one sees `window` with its own. Knows no family.
+Decides how windows change: as in transformers (`create_bidirectional_sliding_window_mask`), a token sees `window`
+positions on either side of its own, whereas a causal one sees `window` positions including its own. Knows no family.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["looking_both_ways", "why_causal_only"]
 
 
 def why_causal_only(program: Program) -> str | None:
-    """What keeps a program from looking ahead, in words; None if nothing does."""
+    """The reason, in words, why a program cannot look ahead; None if it can."""
     if program.states:
         return "it carries recurrent state, which runs one way"
     if any(cache.value_dim for cache in program.caches):
@@ -26,7 +26,7 @@ def why_causal_only(program: Program) -> str | None:
 
 
 def looking_both_ways(program: Program) -> Program:
-    """The same program, in which each token sees as far ahead as it looks back; `why_causal_only` has no objection."""
+    """The same program with each token seeing as far ahead as back; `why_causal_only` must return None for it."""
     layers = tuple(_both_ways(layer) for layer in program.layers)
     return replace(program, layers=layers, caches=tuple(map(_wider, program.caches)))
 

@@ -1,7 +1,7 @@
-"""Neighbouring operations that the compiled kernels do in one pass, joined.
+"""Fuses neighbouring operations that the compiled kernels do in one pass.
 
 Decides which: an activation with the projection that it gates, and the norms and rotations of queries and keys with the
-attention that they are for. Everything else stays as the program has it.
+attention that follows. Everything else stays as the program has it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Attended", "Gated", "Lowered", "Recurrent", "lower", "lower_layers",
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gated:
-    """A gating `activation` of what `linear` computes, which is never stored."""
+    """A gated `activation` applied to the output of `linear`, which is never stored."""
 
     out: Register
     linear: Linear
@@ -50,14 +50,14 @@ class Gated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
-    """Attention with what is done to its queries and keys just before.
+    """Attention fused with the norms and rotations of its queries and keys.
 
     Attributes:
-        rotated: where queries go before they attend.
-        q_norm: `[D]`, of each query head; or None.
-        k_norm: `[D]`, of each key head; or None.
-        eps: of both norms.
-        rope: of queries and keys; None leaves them.
+        rotated: where the prepared queries are written.
+        q_norm: `[D]`, norm weight of every query head; or None.
+        k_norm: `[D]`, norm weight of every key head; or None.
+        eps: eps of both norms.
+        rope: rotation of queries and keys; None for no rotation.
     """
 
     attend: Attend
@@ -73,13 +73,13 @@ Lowered = Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | Ga
 
 
 def lower(operations: Operations) -> list[Lowered]:
-    """Join what can be joined.
+    """Fuse the operations that can be fused.
 
     Raises:
-        ValueError: an operation that the compiled kernels do only beside another stands alone.
+        ValueError: an operation has no compiled kernel of its own and cannot be fused.
     """
     lowered: list[Lowered] = []
-    before: list[NormHeads | Rotate] = []  # of the next attention
+    before: list[NormHeads | Rotate] = []  # candidates to fuse with the next attention
     for operation in operations:
         if before and not isinstance(operation, NormHeads | Rotate | Attend):
             lowered += _standing_alone(before, before)
@@ -102,9 +102,9 @@ def lower(operations: Operations) -> list[Lowered]:
 
 
 def lower_layers(program: Program) -> list[list[Lowered]]:
-    """Each layer, then the program's end, joined as by `lower`.
+    """Lower each layer, then the program's final operations.
 
-    What is computed of looked-up rows before the first layer belongs to it; the looking up itself is left out.
+    Operations between the embedding lookups and the first layer count as part of that layer; the lookups are left out.
     """
     first = tuple(each for each in program.embedding if not isinstance(each, Embed))
     layers = (first + program.layers[0], *program.layers[1:]) if program.layers else ()
@@ -112,7 +112,7 @@ def lower_layers(program: Program) -> list[list[Lowered]]:
 
 
 def operands(operation: Lowered) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
-    """The registers that an operation reads, and those that it writes."""
+    """The registers that an operation reads, and the registers that it writes."""
     match operation:
         case Gated(out, linear):
             return (linear.x,), (out,)
@@ -151,13 +151,13 @@ def _gates(previous: Lowered | None, activate: Activate) -> bool:
 
 
 def _prepares(operation: NormHeads | Rotate, attend: Attend) -> bool:
-    """Whether it is done to queries or keys of an attention."""
+    """Whether `operation` works in place on the queries or keys of `attend`."""
     in_place = isinstance(operation, Rotate) or operation.out is None
     return in_place and operation.x in (attend.q, attend.k)
 
 
 def _standing_alone(alone: Sequence[NormHeads | Rotate], before: Sequence[NormHeads | Rotate]) -> list[NormHeads]:
-    """Norms of other heads than queries and keys (`alone`), which run before all that is done to those (`before`)."""
+    """The norms in `alone`, which touch no query or key and so may run first; `before` is the whole original order."""
     norms: list[NormHeads] = []
     for operation in alone:
         earlier = before[: before.index(operation)]
@@ -168,7 +168,7 @@ def _standing_alone(alone: Sequence[NormHeads | Rotate], before: Sequence[NormHe
 
 
 def _touches(operation: NormHeads | Rotate, x: Register) -> bool:
-    """Whether it writes columns of `x`."""
+    """Whether `operation` works on any column of `x`."""
     written = operation.x
     apart = written.first + written.width <= x.first or x.first + x.width <= written.first
     return written.name == x.name and not apart
@@ -184,7 +184,7 @@ def _attended(attend: Attend, before: list[NormHeads | Rotate]) -> Attended:
 
 
 def _with(attended: Attended, operation: Operation) -> Attended:
-    """What is done to queries or keys, in the order in which the kernel does it: a norm, then the rotation."""
+    """Add `operation` to `attended`; the kernel's order is a norm first, then the rotation."""
     attend = attended.attend
     if operation.x not in (attend.q, attend.k):
         raise ValueError(f"{operation} is no query or key of {attend}")

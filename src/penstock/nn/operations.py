@@ -5,7 +5,7 @@ them with torch, `nn.compiled` hands them to the compiled kernels, `nn.cost` add
 operation is a class here, a line in each of these readers, and a struct in `native/program.h`. Operations that carry
 state are in `nn.recurrent_operations`, those that few families need in `nn.further_operations`.
 
-An operation reads from its operands, registers (`nn.register`), what earlier ones wrote.
+Operands are registers (`nn.register`), which hold what earlier operations wrote.
 """
 
 from __future__ import annotations
@@ -63,28 +63,28 @@ class Activation(StrEnum):
     """Activation functions, named as in `kernels.activation`."""
 
     SILU_AND_MUL = "silu_and_mul"
-    """`silu(gate) * up` of the columns `[gate | up]`: twice as many go in as come out."""
+    """`silu(gate) * up` of the columns `[gate | up]`; the output is half as wide as the input."""
     GELU_NEW_AND_MUL = "gelu_new_and_mul"
-    """The same with GELU by tanh."""
+    """The same with tanh-approximated GELU."""
     GELU_AND_MUL = "gelu_and_mul"
-    """The same with GELU by the normal distribution."""
+    """The same with exact (erf) GELU."""
     CLAMPED_SWIGLU_AND_MUL = "clamped_swiglu_and_mul"
-    """The gate cut above 7 and weighed by its sigmoid, the rest cut to 7 either way and one added (gpt-oss)."""
+    """`g * sigmoid(1.702 g) * (u + 1)`, with `g` the gate clamped to at most 7 and `u` up clamped to +-7 (gpt-oss)."""
     GELU_NEW = "gelu_new"
     GELU = "gelu"
     RELU = "relu"
 
     @property
     def gated(self) -> bool:
-        """Whether half of the columns that go in weigh the other half."""
+        """Whether one half of the input columns gates the other half."""
         return self.value.endswith("_and_mul")
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """`queries` heads of queries, `keys` of keys and as many of values, each `dim` wide.
+    """`queries` query heads, `keys` key heads and as many value heads, each `dim` wide.
 
-    With `value_dim`, of a latent cache, there is one key head, and values are the last `value_dim` elements of keys.
+    A nonzero `value_dim` means a latent cache: one key head, whose last `value_dim` elements are the value.
     """
 
     queries: int
@@ -99,7 +99,7 @@ class Embed:
 
     Attributes:
         table: `[V, H]`.
-        of_positions: the index is the token's position, not its id.
+        of_positions: index by the token's position, not by its id.
     """
 
     out: Register
@@ -120,8 +120,8 @@ class Norm:
 
     Attributes:
         weight: `[width]`.
-        bias: `[width]`, of layer norms; or None.
-        adds: to what `out` holds; RMS norms only.
+        bias: `[width]` for a layer norm that has one; else None.
+        adds: add to `out` instead of overwriting it; RMS norms only.
     """
 
     out: Register
@@ -158,7 +158,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activate:
-    """`out = kind(x)`; of a gated kind `x` is twice as wide as `out`."""
+    """`out = kind(x)`; for a gated kind, `x` is twice as wide as `out`."""
 
     out: Register
     x: Register
@@ -170,12 +170,12 @@ class Activate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormHeads:
-    """An RMS norm of each head in `x`: of every `D` neighbouring columns.
+    """An RMS norm of each head in `x`, that is, of every `D` neighbouring columns.
 
     Attributes:
         weight: `[D]`, the same for all heads.
-        out: as wide as `x`; None for in place.
-        adds: to what `out` holds.
+        out: as wide as `x`; None to work in place.
+        adds: add to `out` instead of overwriting it.
     """
 
     x: Register
@@ -208,15 +208,15 @@ class Rotate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attend:
-    """Store `k` and `v` in a cache, then let each query attend to the positions of its own sequence that it sees.
+    """Store `k` and `v` in a cache, then let each query attend to the visible positions of its own sequence.
 
     Attributes:
-        out: `[T, Hq * D]`; of a latent cache as wide as all heads' values.
+        out: `[T, Hq * D]`, or `[T, Hq * value_dim]` for a latent cache.
         q: `[T, Hq * D]`.
-        k: `[T, Hkv * D]`; None where the layer reads what another one stored.
-        v: beside `k`; None where values are a part of the keys.
+        k: `[T, Hkv * D]`; None if the layer reads what another layer stored.
+        v: `[T, Hkv * D]`; None if `k` is None, or if values are part of the keys.
         cache: index into `Program.caches`.
-        sinks: `[Hq]` float32, a logit of each head that takes part in its softmax and adds no value; or None.
+        sinks: `[Hq]` float32, one extra logit per head in its softmax that contributes no value; or None.
     """
 
     out: Register
@@ -243,13 +243,13 @@ class Attend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Experts:
-    """What the chosen experts of each token make of `x`, weighted; see `kernels.experts`.
+    """The weighted sum of the outputs of each token's chosen experts; see `kernels.experts`.
 
     Attributes:
         x: `[T, H]`.
-        logits: `[T, E]`, by which tokens choose experts.
-        selection_bias: `[E]` float32, added to scores for choosing only; or None.
-        adds: to what `out` holds.
+        logits: `[T, E]`, router logits.
+        selection_bias: `[E]` float32, added to scores for selection only; or None.
+        adds: add to `out` instead of overwriting it.
     """
 
     out: Register
@@ -293,5 +293,5 @@ Operations = tuple[Operation, ...]
 
 
 def _weight(weight: Weight) -> str:
-    """Shape and form of a weight."""
+    """Format the shape and form of a weight."""
     return f"W[{weight.outputs}, {weight.inputs}] {weight.form}"

@@ -1,6 +1,6 @@
-"""Attention of one step over caches in blocks: where everything lies, so that a model may do all of it in one call.
+"""One step's attention over paged caches: all the tensors it needs, so that a model may compute it in one call.
 
-Decides nothing: a backend computes, or a compiled program that reads the fields.
+Decides nothing: a backend computes, or a compiled program reads the fields itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class PagedAttend:
     """An `Attend` over the rows of one step.
 
     Attributes:
-        keys: of each cache: natural, `[num_blocks, block_size, Hkv, D]`, or in the packed or int8 layout of
-            `kernels.native_attention`.
-        values: of each cache, in the same of the three ways; packed and int8 values use a different layout from keys.
+        keys: the keys of each cache: natural, `[num_blocks, block_size, Hkv, D]`, or in a packed, int8 or latent layout
+            of `kernels.native_attention`.
+        values: the values of each cache, of the same kind as its keys; packed and int8 values have their own layouts.
         write_slots: `[T]` int64, where each token's keys and values go: `block * block_size + offset`.
         q_start: `[R + 1]` int32 on the host; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
-        kv_len: `[R]` int32 on the host, positions of each row's sequence, the new ones included.
+        kv_len: `[R]` int32 on the host, the number of positions in each row's sequence, new ones included.
         block_table: `[R, M]` int32.
-        backend: what writes and attends, one operation at a time.
-        states: recurrent states, `[places, ...]` float32; () where the model carries none.
-        runs: which tokens continue which state; None beside no states.
+        backend: writes and attends, one operation at a time.
+        states: recurrent states, `[places, ...]` float32 each; () if the model has none.
+        runs: which tokens continue which state; None if there are no states.
     """
 
     keys: Sequence[Tensor]

@@ -1,7 +1,7 @@
 """A model, described once: the operations of a step, layer by layer, and what they keep between steps.
 
-Decides what a program holds. Every reader takes it as it is: the torch reference (`nn.reference`), the compiled
-executor (`nn.compiled`), the cost model (`nn.cost`), and people (`str`, or `penstock show MODEL --program`).
+Decides what a program holds. All readers share it: the torch reference (`nn.reference`), the compiled executor
+(`nn.compiled`), the cost model (`nn.cost`), and people (`str`, or `penstock show MODEL --program`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STREAM = "stream"
 """The register of hidden states, to which layers add."""
 
 OUT = "out"
-"""The register that a program leaves its result in: what the head reads."""
+"""The register that holds a program's result, which the head reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +28,8 @@ class Head:
 
     Attributes:
         weight: `[V, H]`.
-        softcap: logits become `softcap * tanh(logits / softcap)`; None leaves them.
-        scale: what logits are multiplied by, before they are capped.
+        softcap: logits become `softcap * tanh(logits / softcap)`; None for no cap.
+        scale: factor applied to logits before the cap.
     """
 
     weight: Weight
@@ -39,15 +39,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A transformer of one stream. Immutable: all that changes between steps lies in caches.
+    """A transformer with one residual stream. Immutable: whatever changes between steps lives in caches and states.
 
     Attributes:
-        embedding: operations that write the stream from token ids and positions, and what else layers read (`inputs`):
-            first all that look up rows, then what is computed of them.
+        embedding: operations that compute the stream, and the other registers that layers read (`inputs`), from token
+            ids and positions: first all lookups, then computations on the looked-up rows.
         layers: operations of each layer, which read the stream and add to it.
         final: operations that turn the stream into `OUT`.
-        caches: keys and values that are kept, by the index that operations name; layers may share one.
-        states: recurrent state that sequences carry, by the index that operations name.
+        caches: specs of the KV caches, indexed as operations name them; layers may share one.
+        states: specs of the recurrent states, indexed as operations name them.
     """
 
     shape: ModelShape
@@ -65,32 +65,32 @@ class Program:
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether any token sees later ones of its sequence: then a prompt is computed whole, in one step."""
+        """Whether any token sees later ones of its sequence; a prompt must then be computed whole, in one step."""
         return any(isinstance(each, Attend) and each.spec.looks_ahead for each in self.operations())
 
     @property
     def window(self) -> int | None:
-        """Positions that any layer looks back to, its own included; None where one looks back to all, or ahead."""
-        if self.looks_ahead:  # all positions are there at once, and nothing is left behind
+        """Widest window of any layer, own position included; None if any layer sees all positions or looks ahead."""
+        if self.looks_ahead:  # a prompt is computed in one step, so no position ever falls out of the window
             return None
         windows = [cache.window for cache in self.caches if cache.window is not None]
         return max(windows) if len(windows) == len(self.caches) else None
 
     @property
     def inputs(self) -> tuple[Register, ...]:
-        """The registers beside the stream that are looked up by token ids or positions, in their order."""
+        """The registers besides the stream that are looked up by token ids or positions, in order."""
         looked_up = [each.out for each in self.embedding if isinstance(each, Embed)]
         return tuple(dict.fromkeys(each for each in looked_up if each.name != STREAM))
 
     def operations(self) -> Iterator[Operation]:
-        """All operations in the order in which they run."""
+        """All operations in execution order."""
         yield from self.embedding
         for layer in self.layers:
             yield from layer
         yield from self.final
 
     def __str__(self) -> str:
-        """The program for people, a line an operation."""
+        """The program as readable text, one operation per line."""
         lines = [str(operation) for operation in self.embedding]
         for index, layer in enumerate(self.layers):
             lines += ["", f"layer {index}", *(f"  {operation}" for operation in layer)]

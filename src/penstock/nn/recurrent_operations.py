@@ -1,4 +1,4 @@
-"""Operations that carry state from token to token, of hybrid models; part of the closed set of `nn.operations`."""
+"""Operations of hybrid models that carry state from token to token; part of the closed set of `nn.operations`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["GatedNorm", "Recurrence", "ShortConvolution"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShortConvolution:
-    """`out = gate_out * f(conv(gate_in * x))`, causal, a filter a channel; see `kernels.short_convolution`.
+    """`out = gate_out * f(conv(gate_in * x))`, causal, one filter per channel; see `kernels.short_convolution`.
 
     Attributes:
         weight: `[L, C]` float32.
         bias: `[C]` float32, or None.
-        state: index into `Program.states`, of shape `(L - 1, C)`.
-        silu: whether f is SiLU, and not the identity.
+        state: index into `Program.states`; that state has shape `(L - 1, C)`.
+        silu: whether f is SiLU; else it is the identity.
         gate_in: as wide as `x`, or None.
-        gate_out: the same.
+        gate_out: as wide as `x`, or None.
     """
 
     out: Register
@@ -43,15 +43,16 @@ class ShortConvolution:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recurrence:
-    """A state of each head that goes from token to token; see `kernels.recurrence`.
+    """A recurrence over tokens with one state per head; see `kernels.recurrence`.
 
     Attributes:
+        out: `[T, value_heads * value_dim]`.
         q: `[T, key_heads * key_dim]`.
-        k: the same.
-        v: `[T, value_heads * value_dim]`, and so is `out`.
+        k: `[T, key_heads * key_dim]`.
+        v: `[T, value_heads * value_dim]`.
         a: `[T, value_heads]`.
-        b: the same for the delta rule, None for a scan.
-        state: index into `Program.states`, of shape `rule.state_shape`.
+        b: `[T, value_heads]` for the delta rule, None for a scan.
+        state: index into `Program.states`; that state has shape `rule.state_shape`.
     """
 
     out: Register
@@ -70,11 +71,13 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedNorm:
-    """`out = norm(x) * silu(gate)`, or `norm(x * silu(gate))`; see `kernels.recurrence.gated_norm_reference`.
+    """`out = norm(x) * silu(gate)`, or `norm(x * silu(gate))` if `gate_first`.
+
+    See `kernels.recurrence.gated_norm_reference`.
 
     Attributes:
         weight: `[group]` or as wide as `x`, float32.
-        group: columns that are normed together.
+        group: number of columns normed together.
     """
 
     out: Register

@@ -1,6 +1,6 @@
-"""A program computed operation by operation, by any backend: with torch's, the golden for every other executor.
+"""Runs a program one operation at a time on any backend; on torch's, the golden reference for every other executor.
 
-Decides how operations become calls of a backend. Knows no family, no cache and no batch.
+Decides how operations become backend calls. Knows no family, no cache and no batch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ReferenceExecutor:
 
     Args:
         program: what to compute.
-        dtype: of activations.
-        backend: what computes each operation.
+        dtype: dtype of the activations.
+        backend: computes each operation.
     """
 
     def __init__(self, program: Program, dtype: torch.dtype, backend: Backend) -> None:
@@ -72,7 +72,7 @@ class ReferenceExecutor:
 
 
 class _Walk:
-    """One step: what its registers hold, `[T, width]` each."""
+    """One step: the contents of its registers, `[T, width]` each."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Walk:
         return self._attend.carried(state, self._program.states[state], len(self._positions))
 
     def result(self) -> Tensor:
-        """`[T, H]`."""
+        """The `OUT` register, `[T, H]`."""
         return self._registers[OUT]
 
     def _read(self, register: Register) -> Tensor:
@@ -175,7 +175,7 @@ class _Walk:
         return None if register is None else self._read(register)
 
     def _write(self, register: Register, value: Tensor, *, adds: bool = False) -> None:
-        """Columns of a register that is there already; or a whole one, which may have had another width before."""
+        """Write columns of an existing register, or replace a whole register, whose width may change."""
         if adds:
             value = self._read(register) + value
         if register.is_part:
@@ -191,7 +191,7 @@ def _norm(backend: Backend, kind: NormKind, x: Tensor, weight: Tensor, bias: Ten
 
 
 def head_logits(backend: Backend, head: Head, hidden: Tensor) -> Tensor:
-    """`[S, H]` to `[S, V]` float32; rounded before by no form that can do without: near-equal logits would tie."""
+    """Map `[S, H]` to `[S, V]` float32 logits, unrounded where the weight's form allows: rounding would make ties."""
     logits = backend.linear(hidden, head.weight, out_dtype=torch.float32)
     if head.scale != 1.0:
         logits = logits * head.scale

@@ -1,4 +1,4 @@
-"""Registers, the operands of operations: matrices with a row for each token of a step."""
+"""Registers, the operands of operations: matrices with one row per token of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Register:
     is_part: bool = False
 
     def columns(self, first: int, width: int) -> Register:
-        """Some of these columns, counted from the first of them."""
+        """A sub-range of these columns; `first` counts from this register's own first column."""
         assert first >= 0, first
         assert first + width <= self.width, f"{self} has no columns {first} to {first + width}"
         return Register(self.name, width, self.first + first, is_part=True)
@@ -26,5 +26,5 @@ class Register:
         return f"{self.name}[{self.first}:{self.first + self.width}]" if self.is_part else self.name
 
     def line(self, text: str, *, adds: bool = False) -> str:
-        """The operation `text` that writes these columns, as a line of a printed program."""
+        """Format the operation `text`, which writes these columns, as a line of a printed program."""
         return f"{self!s:<8} <- {f'{self} + ' if adds else ''}{text}"

@@ -1,7 +1,8 @@
-"""Where registers lie: areas of scratch shared by registers whose lives do not overlap, and the dtype of each.
+"""Register allocation: areas of scratch shared by registers with disjoint live ranges, and the dtype of each register.
 
-A name may be written anew by every layer; each time begins another life. What goes into a projection with bfloat16
-weights is bfloat16, since so it is multiplied; queries, keys and values have the model's dtype; all else is float32.
+Each layer may overwrite the same name; every such write begins a new live range (`_Life`). Inputs of projections with
+bfloat16 weights are bfloat16, because they are multiplied as such; queries, keys and values have the model's dtype; all
+else is float32.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from penstock.nn.program import OUT, STREAM
 __all__ = ["Place", "Places", "place_registers"]
 
 _FIXED = {STREAM: 0, OUT: 1}
-"""Registers that the caller owns, by their numbers in the compiled program."""
+"""Registers that the caller owns, and their numbers in the compiled program."""
 
 
 class Place(NamedTuple):
-    """What a register is while it lives."""
+    """Width, dtype and area of a register during one live range."""
 
     width: int
     dtype: torch.dtype
@@ -32,7 +33,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Life:
-    """From the operation that writes a register anew to the last one that reads it."""
+    """A live range: from the operation that overwrites a register to the last one that reads it."""
 
     width: int
     begin: int
@@ -43,10 +44,10 @@ class _Life:
 
 
 class Places:
-    """Where every register lies at every operation. Immutable once made by `place_registers`.
+    """The place of every register at every operation. Immutable once made by `place_registers`.
 
     Attributes:
-        area_bytes: of each area, for one token.
+        area_bytes: size of each area for one token, in bytes.
     """
 
     def __init__(self, lives: dict[str, list[_Life]], area_bytes: list[int]) -> None:
@@ -54,11 +55,11 @@ class Places:
         self.area_bytes = tuple(area_bytes)
 
     def distinct(self) -> list[Place]:
-        """Every different place, in a fixed order."""
+        """All distinct places, in a fixed order."""
         return sorted({_place(life) for lives in self._lives.values() for life in lives}, key=str)
 
     def resolve(self, numbers: dict[Place, int], inputs: Mapping[str, int]) -> Callable[[int, str], int]:
-        """Which register of the compiled program a name is at an operation's index; `inputs` have numbers already."""
+        """Make the function from an operation's index and a name to a register number; `inputs` have theirs already."""
         fixed = {**_FIXED, **inputs}
 
         def number(index: int, name: str) -> int:
@@ -70,12 +71,12 @@ class Places:
 
 
 def place_registers(operations: Sequence[Lowered], dtype: torch.dtype, inputs: Sequence[Register] = ()) -> Places:
-    """Find lives, dtypes and areas.
+    """Find live ranges, dtypes and areas.
 
     Args:
-        operations: of a whole program.
-        dtype: of queries, keys and values.
-        inputs: registers that the caller owns too (`Program.inputs`).
+        operations: all operations of a program.
+        dtype: dtype of queries, keys and values.
+        inputs: further registers that the caller owns (`Program.inputs`).
     """
     lives = _lives(operations, {*_FIXED, *(each.name for each in inputs)})
     in_order = sorted((life for each in lives.values() for life in each), key=lambda life: life.begin)
@@ -112,7 +113,7 @@ def _width(register: Register) -> int:
 
 
 def _at(lives: dict[str, list[_Life]], name: str, index: int) -> _Life:
-    """The life of `name` at an operation's index."""
+    """The live range of `name` at an operation's index."""
     return next(life for life in lives[name] if life.begin <= index <= life.end)
 
 
@@ -127,7 +128,7 @@ def _dtype(life: _Life, dtype: torch.dtype) -> torch.dtype:
 def _query_dtype(
     operations: Sequence[Lowered], lives: dict[str, list[_Life]], index: int, attended: Attended
 ) -> torch.dtype:
-    """Of rotated queries: bfloat16 where bfloat16 weights projected them."""
+    """Dtype of rotated queries: bfloat16 if bfloat16 weights projected them, else float32."""
     begin = _at(lives, attended.attend.q.name, index).begin
     written = operations[begin]
     if isinstance(written, Regroup):
@@ -148,9 +149,9 @@ def _is_bf16(projection: Linear | ProjectHeads) -> bool:
 
 
 def _share_areas(lives: Sequence[_Life]) -> list[int]:
-    """Give each life an area that no other one has meanwhile; says how many bytes a token each area needs."""
+    """Give each live range an area that no overlapping one has; return the bytes per token of each area."""
     sizes: list[int] = []
-    busy: list[int] = []  # the last operation that needs what the area holds
+    busy: list[int] = []  # for each area, the last operation that needs its contents
     for life in lives:
         wanted = life.width * life.dtype.itemsize
         free = [area for area, until in enumerate(busy) if until < life.begin]

@@ -1,7 +1,7 @@
-"""Where models get their tensors from: the part of a binder that they see.
+"""Where models get their tensors from: the part of a binder that models see.
 
-Decides the signature only. Does not know files, dtypes on disk or quantisation; whoever implements it answers with
-tensors of the final dtype on the final device, and fails by name on whatever is missing or has another shape.
+Decides the signature only. Does not know files, dtypes on disk or quantisation. Implementations return tensors of the
+final dtype on the final device, and raise an error that names any tensor that is missing or has another shape.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ __all__ = ["PartLoader", "WeightLoader"]
 
 
 class WeightLoader(Protocol):
-    """A checkpoint's tensors, each to be taken or refused by name."""
+    """A checkpoint's tensors, each to be taken or ignored by name."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the activations, and of every plain tensor."""
+        """Dtype of the activations and of every plain tensor."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Of every tensor."""
+        """Device of every tensor."""
         ...
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor `name`, which must have `shape`, in `dtype` or the loader's; owned by the caller."""
+        """The tensor `name`, which must have `shape`, in `dtype` or else the loader's dtype; owned by the caller."""
         ...
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
@@ -40,24 +40,24 @@ class WeightLoader(Protocol):
         ...
 
     def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
-        """The weight of a projection, in whatever form projections are kept: parts `[N1, K], [N2, K], ...` stacked.
+        """The weight of a projection, parts `[N1, K], [N2, K], ...` stacked, in whatever form projections are kept.
 
         Args:
-            parts: name and shape of each, outputs first.
-            transposed: the checkpoint stores them inputs first (GPT-2's Conv1D).
+            parts: name and shape of each part, outputs first.
+            transposed: the checkpoint stores the parts inputs first (GPT-2's Conv1D).
         """
         ...
 
     def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight `[V, H]` of a head of its own: a projection whose results can be had unrounded."""
+        """The weight `[V, H]` of an untied head: a projection that can return its results unrounded."""
         ...
 
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
-        """An embedding table `[V, H]`, in a form that serves as the weight of a tied head too."""
+        """An embedding table `[V, H]`, in a form that can also serve as the weight of a tied head."""
         ...
 
     def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight `[E, H]` by which tokens choose experts: a projection that no form rounds below the dtype."""
+        """The router weight `[E, H]`, by which tokens choose experts: a projection never rounded below the dtype."""
         ...
 
     def take_stack(
@@ -72,24 +72,23 @@ class WeightLoader(Protocol):
 
         Args:
             experts: E.
-            parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
-                in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
-                `[E, N, K]`.
+            parts: name and shape `[N1, K], [N2, K], ...` of the parts of one expert, stacked in this order. `{expert}`
+                in a name stands for 0 to E - 1, one tensor each; a name without it is one tensor `[E, N, K]`.
             transposed: files store each expert inputs first.
-            alternates: rows of a part are the first of one half, the first of the other, the second of the one, and so
-                on (gates and ups of gpt-oss); the stack has one half before the other.
+            alternates: files interleave the rows of a part's two halves (gates and ups of gpt-oss); the stack has one
+                half before the other.
         """
         ...
 
     def split_rows(
         self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[Tensor, tuple[int, ...]]]
     ) -> None:
-        """Know the rows of a matrix under other names from here on: for checkpoints that join several tensors in one.
+        """Give rows of a matrix names of their own: for checkpoints that join several tensors in one.
 
         Args:
-            name: of the matrix; it counts as taken.
-            shape: that it must have, `[N, K]`.
-            parts: by the name that a part is then taken by, its rows (int64 `[R]`) and its shape, R times K numbers.
+            name: the matrix; it counts as taken.
+            shape: its required shape, `[N, K]`.
+            parts: maps the new name of each part to its rows (int64 `[R]`) and its shape, R * K numbers in all.
         """
         ...
 
@@ -98,28 +97,28 @@ class WeightLoader(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor that the checkpoint holds; it does not count as taken."""
+        """The shape of a tensor in the checkpoint; the tensor does not count as taken."""
         ...
 
     def differ(self, first: str, second: str) -> bool:
-        """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""
+        """Whether two tensors of the checkpoint differ, in shape or in any number; neither counts as taken."""
         ...
 
     def ignore(self, name: str) -> None:
-        """State that the tensor `name`, if there is one, is not needed."""
+        """Declare that the tensor `name`, if there is one, is not needed."""
         ...
 
     def leave_out(self, part: str) -> None:
-        """State that a part of the checkpoint, every tensor whose name begins with `part`, is not computed."""
+        """Declare that the model does not compute the tensors whose names begin with `part`."""
         ...
 
 
 class PartLoader:
-    """A `WeightLoader` of a part of a larger model, such as the text model of one that sees images too.
+    """A `WeightLoader` for one part of a larger model, for example the text model of a vision-language model.
 
     Args:
-        weights: the whole checkpoint's.
-        prefixes: what the checkpoint puts in place of the beginning of a name, by that beginning; the first that fits.
+        weights: the loader of the whole checkpoint.
+        prefixes: maps the beginning of a name to what the checkpoint has in its place; the first match applies.
     """
 
     def __init__(self, weights: WeightLoader, prefixes: Mapping[str, str]) -> None:

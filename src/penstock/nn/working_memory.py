@@ -1,4 +1,4 @@
-"""What steps need besides weights and caches: registers, the head's logits, what is made of them, and angles."""
+"""Memory that steps need besides weights and caches: registers, logits, sampling buffers and rotary tables."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from penstock.nn.rope import RotaryTable
 __all__ = ["rotary_tables", "step_bytes", "table_bytes"]
 
 _STREAMS = 4
-"""Rows of the model's width, float32, for each token: embeddings, the stream, what the head reads, quantised inputs."""
+"""Float32 rows of the model's width per token: embeddings, the stream, the head's input, quantised inputs."""
 
 _LOGITS = 5
-"""Rows of the vocabulary's width, float32, for each sample: logits, sorted ones, their order, probabilities, masks."""
+"""Float32 rows of the vocabulary's width per sample: logits, sorted logits, their order, probabilities, masks."""
 
 
 def step_bytes(program: Program, dtype: torch.dtype, tokens: int, samples: int) -> int:
-    """About how much memory a step takes while it runs.
+    """Estimate the working memory of a step, in bytes.
 
     Args:
         program: the model.
-        dtype: of queries, keys and values.
-        tokens: of the step.
-        samples: how many of them the head computes logits for.
+        dtype: dtype of queries, keys and values.
+        tokens: number of tokens in the step.
+        samples: number of tokens for which the head computes logits.
     """
     operations = [operation for layer in lower_layers(program) for operation in layer]
     registers = sum(place_registers(operations, dtype, program.inputs).area_bytes)
@@ -37,10 +37,10 @@ def step_bytes(program: Program, dtype: torch.dtype, tokens: int, samples: int) 
 
 
 def rotary_tables(program: Program) -> tuple[RotaryTable, ...]:
-    """The tables of angles that its layers share."""
+    """The distinct rotary tables of a program, which its layers share."""
     return tuple({id(each.table): each.table for each in program.operations() if isinstance(each, Rotate)}.values())
 
 
 def table_bytes(program: Program, positions: int) -> int:
-    """How much memory tables of angles take once a sequence is so long."""
+    """Memory of the rotary tables, in bytes, once the longest sequence has `positions` positions."""
     return sum(table.nbytes(positions) for table in rotary_tables(program))
