@@ -162,3 +162,15 @@ def test_nothing_is_ever_expected_to_take_less_than_no_time():
         times.learn(plan(decode(rng.randrange(5000)), part(rng.randrange(5000), 8)), rng.expovariate(50))
         times.learn(plan(decode(rng.randrange(5000))), rng.expovariate(50))
         assert min(expected(times, step) for step in SHAPES) >= 0
+
+
+def test_a_step_of_which_all_parts_are_expected_to_take_no_time_is_learned_like_a_first_one():
+    """They came to 0 as the rest of steps whose chunks took all of it, and less."""
+    times = StepTimes()
+    for number in range(40):
+        count = 10 + 37 * number % 90
+        times.learn(plan(decode(0), part(0, count)), 0.01 * count - 0.05)
+    assert expected(times, plan(decode(0))) == 0.0
+    for _ in range(20):
+        times.learn(plan(decode(0)), 0.002)
+    assert expected(times, plan(decode(0))) == pytest.approx(0.002, rel=0.2)

@@ -42,6 +42,9 @@ _SELDOM = 4
 _UNPROVEN = 8
 """Number of steps after which a single one has bounded influence: the first ones of a process are slow."""
 
+_NOTHING = 1e-6
+"""Seconds; no step takes less. Where less is expected, all parts of the step were set to 0: nothing is known of it."""
+
 _SURPRISE = 2.0
 """No step counts as more than this many times longer or shorter than expected: machines pause now and then."""
 
@@ -202,7 +205,7 @@ class _Parts:
             return
         own = self.of(amounts)
         expected = others + own
-        if self.learned >= _UNPROVEN:
+        if self.learned >= _UNPROVEN and expected > _NOTHING:
             seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
         error, noise = seconds - expected, _NOISE * max(seconds, expected)
         if self.learned < _KNOWN or self.learned % _SELDOM == 0 or abs(error) > noise:
@@ -231,7 +234,8 @@ class _Parts:
             sum([doubt * amount for doubt, amount in zip(row, amounts, strict=True)]) + pace * own * part
             for row, part in zip(self._doubts, parts, strict=True)
         ]
-        whole = sum([share * amount for share, amount in zip(shares, amounts, strict=True)]) + noise * noise
+        known = sum([share * amount for share, amount in zip(shares, amounts, strict=True)])
+        whole = max(0.0, known) + noise * noise  # rounding may leave a little less than 0 of a doubt
         for share, part, row in zip(shares, parts, self._doubts, strict=True):
             less, more = share / whole, pace * part
             of_row = zip(row, parts, shares, strict=True)
