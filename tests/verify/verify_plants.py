@@ -332,9 +332,7 @@ def run_verify(arguments: list[str]) -> tuple[int, list[str], str]:
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 1
-    faults = (
-        line for line in complained.getvalue().splitlines() if " crashed after " in line and "EngineFault" in line
-    )
+    faults = (line for line in complained.getvalue().splitlines() if " crashed after " in line)
     return code, said.getvalue().splitlines(), next(faults, "")
 
 
