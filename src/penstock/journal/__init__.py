@@ -1,4 +1,4 @@
-"""What a server writes down to survive its own end."""
+"""Files in which a server saves what must survive its end."""
 
 from penstock.journal.answer_journal import AnswerJournal
 from penstock.journal.model_digest import model_digest

@@ -1,13 +1,13 @@
-"""The answers that callers asked to store, in a file of SQLite, with their texts.
+"""The answers that callers asked to store, with their texts, in an SQLite file.
 
-Decides when they are written: in the order in which they change, by one thread, and all that has changed meanwhile in
-one transaction; only the latest state of an answer is held until then, so a slow disk costs no more memory than the
-answers have. How many are kept is decided by who has them in memory (`Store`, in the server): the file follows.
+Decides when they are written: one thread writes all pending changes in one transaction, in the order of the changes.
+Only the latest state of an answer is held until then, so a slow disk costs no more memory than the answers themselves.
+The server's `Store`, which has them in memory, decides how many are kept: the file follows.
 
-What is deleted is overwritten with zeros. What its owner deletes is also taken out of the write-ahead file at once; a
-file system, or a disk, may keep copies of its own.
+Deleted content is overwritten with zeros. If its owner deleted it, it is also removed from the write-ahead log at once;
+a file system or a disk may keep copies of its own.
 
-A journal that cannot be written any more is given up with one line in the log: the server goes on from memory.
+If the journal can no longer be written, it is given up with one line in the log: the server goes on from memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CREATE TABLE kept (
 
 
 class _Removal(Enum):
-    """How an answer is to go."""
+    """How to remove an answer."""
 
     DROP = "drop"
     DELETE = "delete"
@@ -63,11 +63,11 @@ class AnswerJournal:
     """Stored answers in a directory; see the module. All but `settled` may be called from any thread.
 
     Args:
-        directory: made if it is not there.
+        directory: created if missing.
 
     Attributes:
-        model: digest of all that answers depend on beside their requests (`model_digest`). It is written with every
-            answer, so it must be set before the first.
+        model: digest of everything that answers depend on besides their requests (`model_digest`). It is written with
+            every answer, so it must be set before the first.
 
     Raises:
         ConfigError: the directory or the file in it cannot be used.
@@ -79,8 +79,8 @@ class AnswerJournal:
         self._open = True
         self._failed = False
         self._lock = threading.Lock()
-        self._changes: dict[tuple[str, str], Change] = {}  # in the order of the latest; guarded by the lock
-        self._latest: Future[None] | None = None  # writes everything that has changed so far
+        self._changes: dict[tuple[str, str], Change] = {}  # by latest change; guarded by the lock
+        self._latest: Future[None] | None = None  # ends when all changes so far are written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
         self._connection = self._thread.submit(open_file, directory, ANSWERS).result()
 
@@ -108,13 +108,13 @@ class AnswerJournal:
         """See `AnswerJournal.settled`."""
         latest = self._latest
         if latest is not None and not latest.done():
-            await asyncio.shield(asyncio.wrap_future(latest))  # who waits no longer does not keep it from being written
+            await asyncio.shield(asyncio.wrap_future(latest))  # cancelling one waiter must not cancel the write
 
     def close(self) -> None:
-        """Write what is left, and let go of the file. Nothing is written afterwards."""
+        """Write pending changes, and close the file. Nothing is written afterwards."""
         with self._lock:
             self._open = False
-        with contextlib.suppress(sqlite3.Error):  # a disk that failed; all that could be kept is kept
+        with contextlib.suppress(sqlite3.Error):  # the disk failed; everything that could be saved was
             self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
 
@@ -122,7 +122,7 @@ class AnswerJournal:
         with self._lock:
             if self._failed or not self._open:
                 return
-            if not self._changes:  # else the one that will write the others takes this one too
+            if not self._changes:  # otherwise the pending write includes this change
                 self._latest = self._thread.submit(self._write)
             self._changes.pop(key, None)
             self._changes[key] = change

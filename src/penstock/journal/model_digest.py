@@ -1,4 +1,4 @@
-"""All that an answer depends on beside its request, as one digest: two servers that share it give the same answers."""
+"""A digest of all that answers depend on besides their requests: servers with the same digest answer alike."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ANSWERING = (
     "chat_template",
     "generation_config",
 )
-"""The options of the engine that answers depend on; the others decide when they come, and how much fits."""
+"""The engine options that answers depend on; the others affect only speed and capacity."""
 
 
 def model_digest(facts: RunnerFacts, max_model_len: int) -> bytes:
-    """SHA-256 of the model's files, the options that matter, how long an answer may be, and the version."""
+    """SHA-256 of the model's files, the relevant options, the context length, and the version."""
     options = [(name, getattr(facts.config, name)) for name in ANSWERING]
     whole = (facts.model_digest.hex(), options, max_model_len, __version__)
     return hashlib.sha256(repr(whole).encode()).digest()

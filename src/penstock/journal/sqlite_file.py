@@ -1,7 +1,7 @@
-"""Opening one of the journal's files: SQLite, for this process alone and readable by its owner alone.
+"""Open one of the journal's SQLite files, locked by this process and readable only by its owner.
 
-Decides how it is kept: in write-ahead mode, where a committed row survives the end of the process, however it comes,
-without waiting for the disk; after a loss of power the latest rows may be missing.
+Decides its durability: in write-ahead mode, a committed row survives any end of the process without waiting for the
+disk; after a power loss, the latest rows may be missing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["OPTION", "FileKind", "open_file"]
 
 OPTION = "journal"
 WAL_BYTES = 4 * 1024 * 1024
-"""What the write-ahead file is cut to at a checkpoint, which comes every thousand pages."""
+"""The size to which a checkpoint, every thousand pages, truncates the write-ahead log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class FileKind:
     """One kind of file.
 
     Attributes:
-        name: in the journal's folder.
-        application_id: tells it from other programs' files, and from those of other kinds.
-        version: of the schema and of what its columns hold.
-        schema: makes the one table of a new file.
-        erases: whether what is deleted is overwritten with zeros.
+        name: file name in the journal's directory.
+        application_id: distinguishes it from files of other programs and other kinds.
+        version: version of the schema and of the format of its columns.
+        schema: SQL that creates the one table of a new file.
+        erases: whether deleted content is overwritten with zeros.
     """
 
     name: str
@@ -40,16 +40,16 @@ class FileKind:
 
 
 def open_file(directory: Path, kind: FileKind) -> sqlite3.Connection:
-    """Open it, or make a new one; the connection belongs to the calling thread.
+    """Open the file, or create it; the connection belongs to the calling thread.
 
     Raises:
-        ConfigError: the folder or the file cannot be used; names the file.
+        ConfigError: the directory or the file cannot be used; names the file.
     """
     path = directory / kind.name
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        if path.stat().st_mode & 0o077:  # a copy, perhaps
+        if path.stat().st_mode & 0o077:  # perhaps a copy
             path.chmod(0o600)
     except OSError as error:
         raise ConfigError(OPTION, f"{path} cannot be written to: {error.strerror}") from error
@@ -68,7 +68,7 @@ def open_file(directory: Path, kind: FileKind) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, kind: FileKind) -> None:
-    """Take the file for this process alone, and make the table in a new one. Another's is left as it is."""
+    """Lock the file for this process, and create the table in a new file. A foreign file is left unchanged."""
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     kept = tuple(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
     new = kept == (0, 0) and not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
@@ -79,7 +79,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, kind: FileKind) -> None
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-    connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is kept until the end
+    connection.execute("BEGIN IMMEDIATE")  # takes the lock, which is held until the connection closes
     if new:
         connection.execute(kind.schema)
         connection.execute(f"PRAGMA application_id = {kind.application_id}")

@@ -1,10 +1,10 @@
-"""The streams that were begun, in a file of SQLite.
+"""The streams that were started, in an SQLite file.
 
-No text of a request or an answer is in it. The file is one server's at a time (`sqlite_file`). It is bounded: of too
-many rows the oldest are deleted, and their pages are used again.
+It contains no text of requests or answers. One server at a time uses the file (`sqlite_file`). Its size is bounded: if
+there are too many rows, the oldest are deleted, and their pages are reused.
 
-A journal that cannot be written any more (the disk is full, or gone) is given up with one line in the log; streams that
-are in it already can still be found while it can be read.
+If the journal can no longer be written (the disk is full, or gone), it is given up with one line in the log; streams
+that are already in it can still be found while it can be read.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ CREATE TABLE begun (
 """,
 )
 MOST_STREAMS = 100_000
-"""Rows of about 300 bytes, with their index."""
+"""Most streams to keep; each takes about 300 bytes, with its index."""
 
 
 class StreamJournal:
     """A journal in a directory; see the module. `add` and `find` may be called from any event loop.
 
     Args:
-        directory: made if it is not there.
-        most: how many streams are kept.
+        directory: created if missing.
+        most: how many streams to keep.
 
     Attributes:
-        model: digest of all that answers depend on beside their requests (`model_digest`). It is written with every
-            stream, so it must be set before the first.
+        model: digest of everything that answers depend on besides their requests (`model_digest`). It is written with
+            every stream, so it must be set before the first.
 
     Raises:
         ConfigError: the directory or the file in it cannot be used.
@@ -77,9 +77,9 @@ class StreamJournal:
         return await self._run(lambda: self._select(answer_id))
 
     def close(self) -> None:
-        """Let go of the file. Nothing is written afterwards."""
+        """Close the file. Nothing is written afterwards."""
         self._writing = False
-        with contextlib.suppress(sqlite3.Error):  # a disk that failed; all that could be kept is kept
+        with contextlib.suppress(sqlite3.Error):  # the disk failed; everything that could be saved was
             self._thread.submit(self._connection.close).result()
         self._thread.shutdown()
 

@@ -1,4 +1,4 @@
-"""A runner in a process of its own: what is said to it, and what happens when it ends. Knows the contract alone."""
+"""A runner in a separate process: the messages to it, and what happens when it ends."""
 
 from penstock.remote.child import Build, ClosableRunner, serve_orders
 from penstock.remote.connection import Connection

@@ -1,7 +1,7 @@
-"""The process that computes, or forks those that do: it takes orders, one by one, until nobody is there to give any.
+"""The process that computes, or forks those that do: it carries out orders one by one until its connection closes.
 
-Knows neither models nor kernels: what it runs is made by the function that it is given. A step that raises is reported,
-and the process goes on; when the engine's process ends, it ends at once, in the middle of imports or of a step too.
+Knows neither models nor kernels: a function that it is given builds the runner. A step that raises is reported, and the
+process goes on. When the engine's process ends, this one ends at once, even in the middle of imports or of a step.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class ClosableRunner(Runner, Protocol):
     """A runner that may have something to save when it ends."""
 
     def close(self) -> None:
-        """Save what is to be kept beyond the process, in a bounded time."""
+        """Save what must outlive the process, in a bounded time."""
         ...
 
 
 Build = Callable[
     [messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[ClosableRunner, RunnerFacts]
 ]
-"""Loads what is ordered; says each line of the start report, and once what the model's files say. Raises SetupError."""
+"""Loads a model; reports each line of the start report, and once what the model's files say. Raises SetupError."""
 
 
 Prepare = Callable[[], tuple[Build, Profiler]]
@@ -49,11 +49,11 @@ Prepare = Callable[[], tuple[Build, Profiler]]
 
 
 def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> None:
-    """Import everything, then carry out orders until the connection ends.
+    """Import everything, then carry out orders until the connection closes.
 
     The first order decides what this process is: a runner, which loads a model, or a zygote, which forks runners.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process by the connection
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process itself
         signal.signal(number, signal.SIG_IGN)
     with _ending_with(connection):
         build, profiler = prepare()
@@ -70,13 +70,13 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
                 while True:
                     connection.send(child.carry_out(_next_order(connection)))
     except Closed:
-        os._exit(0)  # as the watcher does: taking apart what was imported takes half a second, and pages of its own
+        os._exit(0)  # as the watcher does: a regular exit would take half a second, and memory
 
 
 def _fork_as_told(connection: Connection[messages.Order], order: messages.Order) -> Connection[messages.Order]:
-    """Be a zygote: returns in each process that is forked, with the connection that this one has to the engine.
+    """Act as a zygote: returns in each forked process, with that process's connection to the engine.
 
-    Only while there is no other thread: one that held a lock would not be there to let go of it.
+    Call only while there is no other thread: a lock that it held would never be released in the forked process.
     """
     _call_itself("penstock-zygote")
     while True:
@@ -96,7 +96,7 @@ def _fork_as_told(connection: Connection[messages.Order], order: messages.Order)
 
 
 def _fork(connection: Connection[messages.Order]) -> int | None:
-    """0 in the forked process; the other one says that it is there."""
+    """Fork: 0 in the new process; its id in this one, which reports it to the engine. None if it failed."""
     try:
         pid = os.fork()
     except OSError as error:
@@ -116,7 +116,7 @@ def _status_of(pid: int) -> int | None:
 
 
 def _call_itself(name: str) -> None:
-    """Show in lists of processes what this one is, where the system lets it (Linux; 15 characters)."""
+    """Set the name of this process in process lists, where the system can (Linux; 15 characters)."""
     with suppress(OSError):
         Path("/proc/self/comm").write_text(name, encoding="ascii")
 
@@ -139,7 +139,7 @@ def _load(connection: Connection[messages.Order], order: messages.Order, build: 
 
 
 def _next_order(connection: Connection[messages.Order]) -> messages.Order:
-    """Wait for it, and use the time if it is long."""
+    """Wait for the next order; after a while without one, give freed memory back to the system."""
     with suppress(TimeoutError):
         return connection.receive(REST_SECONDS)
     give_back()
@@ -147,7 +147,7 @@ def _next_order(connection: Connection[messages.Order]) -> messages.Order:
 
 
 class _Child:
-    """Carries out orders to one runner. Owned by `serve_orders`."""
+    """Carries out orders on one runner. Owned by `serve_orders`."""
 
     def __init__(self, runner: ClosableRunner, profiler: Profiler) -> None:
         self._runner = runner
@@ -155,7 +155,7 @@ class _Child:
         self._profiling = False
 
     def carry_out(self, order: messages.Order) -> msgspec.Struct:
-        """The answer; what an order raises is one."""
+        """Carry out an order, and return the answer: `Failed` if it raises."""
         try:
             return self._answer(order)
         except Exception:
@@ -183,7 +183,7 @@ class _Child:
 
 @contextmanager
 def _ending_with(connection: Connection[messages.Order]) -> Iterator[None]:
-    """End this process when the other end of its connection is closed: it may be at work for long meanwhile."""
+    """While in this context, end the process when its connection is closed, even in the middle of long work."""
     waits, stops = os.pipe()
     watcher = threading.Thread(target=_end_with, args=(connection.fileno(), waits), name="penstock-parent", daemon=True)
     watcher.start()
@@ -196,9 +196,9 @@ def _ending_with(connection: Connection[messages.Order]) -> Iterator[None]:
 
 
 def _end_with(descriptor: int, unless: int) -> None:
-    """End this process when one descriptor is hung up; return when the other is."""
+    """End this process when `descriptor` hangs up; return when `unless` does."""
     poller = select.poll()
     for each in (descriptor, unless):
-        poller.register(each, 0)  # errors and hang-ups are always told
+        poller.register(each, 0)  # errors and hang-ups are always reported
     if any(each == descriptor for each, _ in poller.poll()):
         os._exit(0)

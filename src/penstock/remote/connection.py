@@ -1,7 +1,8 @@
-"""One end of the connection between an engine and its runner's process: values out, values in.
+"""One end of the connection between an engine and its runner's process: sends and receives values.
 
-A message is its length in four bytes, little-endian, and then a value as MessagePack. What arrives is held to its type;
-anything else closes the connection, for nobody can say what would follow it. A socket can come with a message.
+A message is its length in four bytes, little-endian, and then a value as MessagePack. Received values are checked
+against their type. A malformed message counts as the end of the connection, because nobody can tell where the next one
+would begin. A socket can be passed along with a message.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ _Received = TypeVar("_Received")
 
 
 class Closed(Exception):
-    """The other end is gone, or sent what is no message."""
+    """The other end is gone, or sent a malformed message."""
 
 
 class Connection(Generic[_Received]):
     """Sends values, and receives those of one type. Used by one thread at a time.
 
     Args:
-        stream: a connected stream socket; it is this value's from now on.
-        received: the type of what comes, a union of tagged structs.
+        stream: a connected stream socket; owned by this object from now on.
+        received: the type of received values, a union of tagged structs.
     """
 
     def __init__(self, stream: socket.socket, received: Any) -> None:
         self._stream = stream
         self._decoder: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(received)
         self._encoder = msgspec.msgpack.Encoder()
-        self._sockets: list[socket.socket] = []  # that came, and nobody has taken
-        self._held = bytearray()  # of a message that has not come whole: a wait that is broken off loses nothing
+        self._sockets: list[socket.socket] = []  # received, but not taken yet
+        self._held = bytearray()  # of an incomplete message, so that a timeout loses nothing
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -50,10 +51,10 @@ class Connection(Generic[_Received]):
 
         Args:
             value: a struct of the type that the other end receives.
-            passed: a socket that the other end gets a descriptor of its own for.
+            passed: a socket to pass along; the other end gets its own descriptor for it.
 
         Raises:
-            Closed: nobody is there.
+            Closed: the other end is gone.
         """
         body = self._encoder.encode(value)
         try:
@@ -66,14 +67,14 @@ class Connection(Generic[_Received]):
             raise Closed(str(error)) from error
 
     def receive(self, seconds: float | None = None) -> _Received:
-        """The next value.
+        """Receive the next value.
 
         Args:
-            seconds: how long to wait for more bytes; None for ever.
+            seconds: how long to wait for more bytes; None to wait without limit.
 
         Raises:
-            TimeoutError: nothing came for so long; what comes later is not lost.
-            Closed: nobody is there, or what came is no message.
+            TimeoutError: nothing came for that long; a message that comes later is not lost.
+            Closed: the other end is gone, or sent a malformed message.
         """
         while True:
             body = self._take_body()
@@ -85,17 +86,17 @@ class Connection(Generic[_Received]):
             self._read(seconds)
 
     def take_socket(self) -> socket.socket:
-        """The socket that came with the last message.
+        """Take the oldest socket that came with a message.
 
         Raises:
-            Closed: none did.
+            Closed: there is none.
         """
         if not self._sockets:
             raise Closed("no socket came with the message")
         return self._sockets.pop(0)
 
     def close(self) -> None:
-        """Let go of the socket, and of those that came and were not taken."""
+        """Close the socket, and those received but not taken."""
         for each in (self._stream, *self._sockets):
             each.close()
 

@@ -1,7 +1,7 @@
-"""How long a step may take before it counts as hung: a few times what its like have taken, and never less than seconds.
+"""How long a step may take before it counts as hung: a few times as long as earlier steps, but at least some seconds.
 
-Goes by positions: a step's time is at most what the slowest step so far took for each of its own. Steps grow slower
-with the length of what they attend to, but from one to the next by little.
+Counts positions: a step is expected to take at most the longest time per position so far, times its own positions.
+Steps get slower as the context that they attend to grows, but little from one to the next.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ __all__ = ["HangLimit"]
 _LEAST = 4.0
 _TIMES = 3.0
 _FIRST = 120.0
-"""Seconds for a step of which nothing is known: the first one, which pages may still come from a disk for."""
+"""Seconds for the first step, whose pages may still come from disk; also a cap on the estimate by positions."""
 
 
 class HangLimit:
-    """Knows the slowest steps so far. Owned by a runner, or by who watches one."""
+    """Tracks the slowest steps so far. Owned by a runner, or by whoever watches one."""
 
     def __init__(self) -> None:
-        self._longest = 0.0  # seconds of a step
-        self._slowest = 0.0  # seconds a position
+        self._longest = 0.0  # seconds of the longest step
+        self._slowest = 0.0  # seconds per position
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
-        """A step was computed. One that also read stored blocks says nothing of what a position takes."""
+        """Record a step. One that also read stored blocks is ignored: it does not tell the time per position."""
         if plan.num_tokens and not plan.num_restored:
             self._longest = max(self._longest, seconds)
             self._slowest = max(self._slowest, seconds / plan.num_tokens)
 
     def of(self, plan: StepPlan | None) -> float:
-        """Seconds after which a step (None: an order that computes nothing) has hung."""
+        """Seconds after which a step (None: an order that computes nothing) counts as hung."""
         if not self._longest:
             return _FIRST
         positions = 0 if plan is None else plan.num_tokens

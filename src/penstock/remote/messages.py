@@ -1,7 +1,7 @@
-"""What an engine and its runner's process say to each other. Plain values: no message can make anybody run anything.
+"""The messages between an engine and its runner's process. They are plain values: no message can inject code.
 
-The engine gives orders; each has one answer, but for `Load`, whose lines of the start report and `Found` come before
-`Ready`. A process whose first order is `Fork` is a zygote, and takes `Fork` and `Reap` alone.
+The engine gives orders, and each gets one answer, except for `Load`: lines of the start report and `Found` come before
+`Ready`. A process whose first order is `Fork` is a zygote, and accepts only `Fork` and `Reap`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     """The first order to a runner: load a model. Answered by `Found` and then `Ready`, or by `Refused`.
 
     Attributes:
-        cache_dir: where fetched models are kept.
-        like: sizes of a runner that was made before, for the same plans; None to size it from the free memory.
+        cache_dir: where downloaded models are kept.
+        like: memory sizes of an earlier runner, so that the same plans fit; None to size it from the free memory.
     """
 
     config: EngineConfig
@@ -58,29 +58,29 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reset(msgspec.Struct, frozen=True, tag=True):
-    """Forget every slot, as `Runner.reset`. Answered by `Done`."""
+    """Clear every slot, as `Runner.reset`. Answered by `Done` or `Failed`."""
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Save what is to be kept beyond the process; there will be no other order. Answered by `Done` or `Failed`."""
+    """Save what must outlive the process; this is the last order. Answered by `Done` or `Failed`."""
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag=True):
-    """Record what is computed from now on. Answered by `Done` or `Failed`."""
+    """Start profiling. Answered by `Done` or `Failed`."""
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag=True):
-    """Record no more, and write what was recorded to a new file. Answered by `Done` or `Failed`."""
+    """Stop profiling, and write the profile to the file `path`. Answered by `Done` or `Failed`."""
 
     path: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process that takes its orders from the socket that comes with this. Answered by `Forked` or `Failed`."""
+    """Fork a process that takes its orders from the socket passed along. Answered by `Forked` or `Failed`."""
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """Say how a forked process ended, and let the system give its number to another. Answered by `Ended`."""
+    """Reap a forked process, and report how it ended. Answered by `Ended`."""
 
     pid: int
 
@@ -92,11 +92,11 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """What the model's files say; its weights are still to be loaded. The fields of `ModelFacts`.
+    """What the model's files say, before its weights are loaded. The fields of `ModelFacts`.
 
     Attributes:
-        text: a directory in Hugging Face layout, or the vocabulary of a GGUF file: a union of two dataclasses is none
-            that MessagePack could tell apart.
+        text: a directory in Hugging Face layout, or the vocabulary of a GGUF file. Not a union of two dataclasses,
+            which MessagePack could not tell apart.
     """
 
     name: str
@@ -107,13 +107,13 @@ class Found(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, facts: ModelFacts) -> Found:
-        """The message that says so."""
+        """The message with these facts."""
         text = facts.text.directory if isinstance(facts.text, HuggingFaceText) else facts.text
         return cls(facts.name, text, facts.embedding, facts.sampling_defaults, facts.sampling_origin)
 
     @property
     def facts(self) -> ModelFacts:
-        """What it says."""
+        """The facts in this message."""
         text = HuggingFaceText(self.text) if isinstance(self.text, str) else self.text
         return ModelFacts(self.name, text, self.embedding, self.sampling_defaults, self.sampling_origin)
 
@@ -125,11 +125,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be loaded: what the operator gave is wrong.
+    """The model cannot be loaded, because of a mistake in the operator's configuration.
 
     Attributes:
         option: the option at fault, or "".
-        message: without the option's name.
+        message: the error, without the option's name.
     """
 
     option: str
@@ -137,23 +137,23 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):
-    """What came of a plan."""
+    """The result of a plan."""
 
     result: StepResult
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The order raised; the process goes on.
+    """The order raised an exception; the process goes on.
 
     Attributes:
-        report: the exception and where it came from, for the log.
+        report: the exception, with its traceback unless it is a failed fork; for the log.
     """
 
     report: str
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The process is there."""
+    """The process has been forked."""
 
     pid: int
 
@@ -162,15 +162,15 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     """How a forked process ended.
 
     Attributes:
-        status: as `subprocess.Popen.returncode`: minus the signal that ended it, or its exit status; None where it
-            runs, or is nobody's that was forked here.
+        status: as `subprocess.Popen.returncode`: minus the signal that ended it, or its exit status; None if it is
+            still running, or was not forked here.
     """
 
     status: int | None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """The order is carried out."""
+    """The order has been carried out."""
 
 
 Order = Load | Run | Reset | Close | StartProfile | StopProfile | Fork | Reap

@@ -1,7 +1,7 @@
-"""A process of the runner's program as the engine's sees it: started, spoken to, waited for, and ended however it is.
+"""A runner's process as the engine's process sees it: started, sent orders, waited for, and ended in any state.
 
-Decides that a process which says nothing for too long has hung, and whether its end came from outside. Does not know
-what the messages mean.
+Decides that a process which is silent for too long has hung, and whether it was killed from outside. Does not know what
+the messages mean.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from penstock.remote.connection import Closed, Connection
 __all__ = ["Handle", "RunnerProcess", "start_program"]
 
 _TURN = 1.0
-"""Seconds of a wait: where one took longer, this process stood still too, and it counts as one."""
+"""Seconds of one wait. If it took longer, this process was stopped too, so it still counts as one."""
 
 _DUMP_SECONDS = 1.0
-"""For a process that hung to say where."""
+"""Time for a hung process to dump its stacks."""
 
 
 class Handle(Protocol):
-    """What the system lets one do with a process: the part of `subprocess.Popen` that is used here."""
+    """What can be done with a process: the part of `subprocess.Popen` that is used here."""
 
     @property
     def pid(self) -> int:
-        """The system's number for it."""
+        """The process id."""
         ...
 
     def send_signal(self, sig: int, /) -> None:
-        """Send it a signal; nothing where it has ended."""
+        """Send it a signal; does nothing if it has ended."""
         ...
 
     def kill(self) -> None:
@@ -42,10 +42,10 @@ class Handle(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end, and say how it ended: minus a signal, or an exit status; None where nobody knows.
+        """Wait for its end; returns minus a signal, or an exit status, or None if unknown.
 
         Raises:
-            subprocess.TimeoutExpired: it runs still.
+            subprocess.TimeoutExpired: it is still running.
         """
         ...
 
@@ -66,29 +66,29 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        """The system's number for it."""
+        """The process id."""
         return self._handle.pid
 
     @property
     def lost(self) -> bool:
-        """Whether it was found to be gone."""
+        """Whether it is known to be gone."""
         return self._lost
 
     @property
     def status(self) -> int | None:
-        """How it ended, as `Handle.wait` says it; None before."""
+        """How it ended, as returned by `Handle.wait`; None before."""
         return self._status
 
     def identify(self) -> None:
-        """Find out its number: it has said something, so it is there."""
+        """Determine its process id: it has answered, so it exists."""
         _ = self._handle.pid
 
     def send(self, order: messages.Order, passed: socket.socket | None = None) -> None:
         """Give it an order.
 
         Args:
-            order: what it is to do.
-            passed: a socket that it gets with it.
+            order: the order.
+            passed: a socket to pass along.
 
         Raises:
             RunnerLost: it is gone.
@@ -103,7 +103,7 @@ class RunnerProcess:
         """Its next answer.
 
         Args:
-            limit: seconds after which a process that says nothing has hung; None: it may take as long as it likes.
+            limit: seconds of silence after which the process counts as hung; None for no limit.
 
         Raises:
             RunnerLost: it is gone, or has hung.
@@ -121,11 +121,11 @@ class RunnerProcess:
                 raise self.lose("is gone") from error
 
     def lose(self, what: str, *, hung: bool = False) -> RunnerLost:
-        """It serves no more: see to it that it ends, and say how it did."""
+        """Give the process up: make sure that it ends, and return the error that says how it did."""
         self._lost = True
         self._connection.close()
         if hung:
-            self._handle.send_signal(signal.SIGABRT)  # faulthandler writes where each of its threads is
+            self._handle.send_signal(signal.SIGABRT)  # its faulthandler dumps the stack of every thread
         try:
             self._status = self._handle.wait(timeout=_DUMP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -137,7 +137,7 @@ class RunnerProcess:
         )
 
     def close(self) -> None:
-        """End it, at once: it holds nothing that would be lost."""
+        """Kill it: it holds nothing that would be lost."""
         self._lost = True
         self._connection.close()
         self._end()
@@ -152,10 +152,10 @@ class RunnerProcess:
 
 
 def start_program(program: Sequence[str]) -> RunnerProcess:
-    """Start a process, which imports what it needs, and then waits for its first order.
+    """Start a process, which imports what it needs and then waits for its first order.
 
     Args:
-        program: its command line, to which the descriptor of the connection is added.
+        program: its command line; the descriptor of the connection is appended.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -163,7 +163,7 @@ def start_program(program: Sequence[str]) -> RunnerProcess:
             [*program, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is meant for us
+            start_new_session=True,  # Ctrl-C in a terminal is meant for this process
         )
     return RunnerProcess(process, ours)
 

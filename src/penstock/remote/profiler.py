@@ -1,4 +1,4 @@
-"""The profiler of a runner's process, seen from the engine's: the port `Profiler` over orders."""
+"""The profiler of a runner's process, as seen from the engine's: implements the port `Profiler` by orders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ProcessProfiler"]
 
 
 class ProcessProfiler:
-    """Records what a runner's process computes; each plan is a span there. Used by the engine's thread alone."""
+    """Records what a runner's process computes; each plan is a span there. Used only by the engine's thread."""
 
     def __init__(self, runner: ProcessRunner) -> None:
         self._runner = runner
@@ -26,7 +26,7 @@ class ProcessProfiler:
         self._order(StartProfile(), "started")
 
     def span(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002
-        """Nothing: what the engine's thread computes itself is in the file of its steps."""
+        """Do nothing: the file of the engine's steps covers what its own thread does."""
         return nullcontext()
 
     def stop(self) -> Callable[[Path], None]:

@@ -1,7 +1,7 @@
-"""The runner's port, over a process that can be lost: killed, crashed, or hung.
+"""The runner's port, implemented by a process that can be lost: killed, crashed, or hung.
 
-Decides when a step takes too long, and that a process that is gone is followed by another, with the same sizes, when
-the engine resets its runner: then the engine computes again what it still knows. Does not decide whose fault it was.
+Decides when a step takes too long, and that a lost process is replaced, with the same memory sizes, when the engine
+resets its runner; the engine then recomputes what it still knows. Does not decide what caused the loss.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from penstock.remote.zygote import Zygote, can_fork
 __all__ = ["ProcessRunner"]
 
 _MOST_STARTS = 5
-"""Processes in a row that end while they load the model. Those that end in a step are for the engine to judge."""
+"""Most processes in a row that may end while they load the model. The engine judges those that end in a step."""
 
 _LOADING_SECONDS = 60.0
 _LOADING_TIMES = 4.0
-"""How long a process that follows another may say nothing while it loads; or so many times what the one before took."""
+"""How long a replacement may be silent while it loads: seconds, or a multiple of the last loading time if longer."""
 
 _SAVING_SECONDS = 8.0
-"""For a process to save what it keeps beyond its end; it takes a few less by itself."""
+"""Time for a process to save what must outlive it; its own limit is a few seconds lower."""
 
 _PAUSE = 0.2
-"""Seconds before the second of these; doubled before each further one."""
+"""Seconds before the second of these starts; doubled before each further one."""
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +43,17 @@ Announce = Callable[[str], None]
 
 
 class ProcessRunner:
-    """Runs plans in a process of its own; see `contract.ports.OverlappingRunner`. Used by one thread at a time.
+    """Runs plans in a separate process; see `contract.ports.OverlappingRunner`. Used by one thread at a time.
 
-    The process is there at once and imports what it needs, while its owner does something else: `load`, `await_found`
-    and `await_ready` come one after the other, and then plans. Unless the operator does without, that process is a
-    zygote: the one that computes is forked from it, and so are those that follow it.
+    The process starts at once, and imports what it needs while its owner does something else. Call `load`,
+    `await_found` and `await_ready` in this order before any plan. With the option `standby`, the process is a zygote if
+    the system allows it: the process that computes is forked from it, and so is each replacement.
 
     Args:
-        program: the command line of the process, to which the descriptor of its connection is added.
+        program: the command line of the process; the descriptor of its connection is appended.
 
     Attributes:
-        depth: plans that may be started and not finished.
+        depth: the most plans that may be started and not finished.
     """
 
     depth = 1
@@ -62,28 +62,28 @@ class ProcessRunner:
         self._program = tuple(program)
         self._hang_limit = HangLimit()
         self._started: StepPlan | None = None
-        self._loading_seconds = 0.0  # of the last process that did load
-        self._load: messages.Load  # what a process is told first
-        self._saves = False  # whether a process that ends in order has something to save
+        self._loading_seconds = 0.0  # of the last process that loaded
+        self._load: messages.Load  # the first order to a process
+        self._saves = False  # whether a process has something to save when it is closed
         self._process = start_program(self._program)
         self._zygote: Zygote | None = None
 
     @property
     def pid(self) -> int:
-        """The process that computes now."""
+        """The id of the process that computes now."""
         return self._process.pid
 
     @property
     def zygote_pid(self) -> int | None:
-        """The process that it is forked from, if it is."""
+        """The id of the zygote that it is forked from; None without a zygote."""
         return None if self._zygote is None else self._zygote.pid
 
     def load(self, config: EngineConfig, cache_dir: str) -> None:
-        """Have a model loaded.
+        """Order the process to load a model.
 
         Args:
-            config: what the operator chose.
-            cache_dir: where fetched models are kept.
+            config: the operator's options.
+            cache_dir: where downloaded models are kept.
 
         Raises:
             SetupError: the process ended.
@@ -95,11 +95,11 @@ class ProcessRunner:
         self._ask_to_load()
 
     def await_found(self, announce: Announce, limit: float | None = None) -> ModelFacts:
-        """Wait until the model's files are read, and its weights are not yet.
+        """Wait until the model's files are read, before its weights are loaded.
 
         Args:
             announce: called with each line of the start report.
-            limit: seconds after which a process that says nothing has hung; None: it may take as long as it likes.
+            limit: seconds of silence after which the process counts as hung; None for no limit.
 
         Raises:
             SetupError: the model or an option cannot be used, or the process ended.
@@ -112,7 +112,7 @@ class ProcessRunner:
         return answer.facts
 
     def await_ready(self, announce: Announce, limit: float | None = None) -> RunnerFacts:
-        """Wait until the weights are loaded too; as `await_found`."""
+        """Wait until the weights are loaded too; arguments and errors as in `await_found`."""
         began = time.monotonic()
         answer = self._next_answer(announce, limit)
         self._loading_seconds += time.monotonic() - began
@@ -132,8 +132,8 @@ class ProcessRunner:
         """See `OverlappingRunner`.
 
         Raises:
-            RunnerLost: the process ended, or takes far longer than its steps do.
-            EngineFault: the step failed there.
+            RunnerLost: the process ended, or the step took far longer than earlier ones.
+            EngineFault: the step failed in the process.
         """
         plan = self._started
         assert plan is not None, "finish() without a started plan"
@@ -147,17 +147,17 @@ class ProcessRunner:
         return answer.result
 
     def reset(self) -> bool:
-        """See `OverlappingRunner`; another process follows the one that there was if that is gone.
+        """See `OverlappingRunner`. If the process is gone, start another and return True.
 
         Raises:
-            EngineFault: processes end again and again while they load the model, or none can be started.
+            EngineFault: too many replacements in a row ended while they loaded the model.
         """
         plan, self._started = self._started, None
         if not self._process.lost:
             try:
                 self._process.send(messages.Reset())
                 while not isinstance(self._process.receive(self._hang_limit.of(plan)), messages.Done):
-                    continue  # what was computed for nobody
+                    continue  # a result that nobody waits for
             except RunnerLost as error:
                 log.error("%s", error)
             else:
@@ -166,7 +166,7 @@ class ProcessRunner:
         return True
 
     def order(self, order: messages.Order) -> messages.Answer | None:
-        """Have something done between two steps; None where the process is lost."""
+        """Have an order carried out between two steps; None if the process is lost."""
         try:
             self._process.send(order)
             return self._process.receive()
@@ -175,12 +175,12 @@ class ProcessRunner:
             return None
 
     def close(self) -> None:
-        """End the process, and its zygote; before that it saves what it keeps beyond its end, for seconds."""
+        """End the process and its zygote, after a few seconds in which it saves what must outlive it."""
         if self._saves and not self._process.lost:
             self._let_it_save()
         self._process.close()
         if self._zygote is not None:
-            self._zygote.close()  # the last one: it knows how the other ended
+            self._zygote.close()  # last: it knows how the other process ended
 
     def _let_it_save(self) -> None:
         self._saves = False
@@ -190,7 +190,7 @@ class ProcessRunner:
             while not isinstance(answer := self._process.receive(max(1.0, until - time.monotonic())), messages.Done):
                 if isinstance(answer, messages.Failed):
                     log.error("what was to be kept was not saved:\n%s", answer.report)
-                    return  # else it is a step that nobody waits for
+                    return  # any other answer is that of a step that nobody waits for
         except RunnerLost as error:
             log.warning("what was to be kept was not saved: %s", error)
 
@@ -221,16 +221,16 @@ class ProcessRunner:
     def _next_process(self) -> RunnerProcess:
         if self._zygote is None:
             return start_program(self._program)
-        if self._zygote.lost:  # found when it was asked how the last one ended; until then nobody has missed it
+        if self._zygote.lost:  # noticed only when it was asked how the last process ended
             self._zygote = Zygote(start_program(self._program))
         return self._zygote.fork()
 
     def _next_answer(self, announce: Announce, limit: float | None) -> messages.Answer:
-        """What is said while the model is loaded, but for lines of the report; what is refused is raised."""
+        """The next answer while the model loads, after announcing lines of the report; raises a refusal."""
         try:
             while isinstance(answer := self._process.receive(limit), messages.Said):
                 announce(answer.line)
-            self._process.identify()  # now, and not when a zygote is gone that would have told its number
+            self._process.identify()  # now, while the zygote, which tells its process id, is there
         except RunnerLost as error:
             raise _lost_early(error) from error
         except BaseException:

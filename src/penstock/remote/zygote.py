@@ -1,6 +1,6 @@
-"""The zygote as the engine's process sees it: it has imported what computing needs, and forks those that compute.
+"""The zygote as the engine's process sees it: it has imported what computing needs, and forks the runners' processes.
 
-Decides that a runner whose end nobody can tell any more, because its zygote is gone too, was ended from outside.
+Decides that the exit status of a runner is unknown if its zygote is gone too: it then counts as killed from outside.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from penstock.remote.process import RunnerProcess
 __all__ = ["Zygote", "can_fork"]
 
 _ANSWER_SECONDS = 5.0
-"""For a zygote to answer, once it has imported everything: it takes milliseconds, and a busy machine some more."""
+"""Time for a zygote to answer once it has imported everything: it takes milliseconds, or more on a busy machine."""
 
 log = logging.getLogger(__name__)
 
 
 def can_fork() -> bool:
-    """Whether processes can be followed that are no children of this one: on Linux since 5.3.
+    """Whether processes that are not children of this one can be watched: on Linux since 5.3.
 
-    Elsewhere it would not be safe either to fork a process that has imported much (macOS).
+    Elsewhere (macOS), it would not be safe either to fork a process that has imported much.
     """
     try:
         os.close(os.pidfd_open(os.getpid()))
@@ -41,7 +41,7 @@ class Zygote:
     """Forks runners' processes; used by one thread at a time.
 
     Args:
-        process: one that has had no order yet.
+        process: a process that has had no order yet.
     """
 
     def __init__(self, process: RunnerProcess) -> None:
@@ -49,18 +49,18 @@ class Zygote:
 
     @property
     def pid(self) -> int:
-        """The system's number for it."""
+        """The process id."""
         return self._process.pid
 
     @property
     def lost(self) -> bool:
-        """Whether it was found to be gone."""
+        """Whether it is known to be gone."""
         return self._process.lost
 
     def fork(self) -> RunnerProcess:
-        """Have a process forked. It can be sent orders at once, and is there when the zygote has imported everything.
+        """Have a process forked. It can be sent orders at once, and exists once the zygote has imported everything.
 
-        Where the zygote is gone, so is the process.
+        If the zygote is gone, the new process counts as gone too.
         """
         ours, theirs = socket.socketpair()
         with theirs, suppress(RunnerLost):
@@ -68,29 +68,29 @@ class Zygote:
         return RunnerProcess(_Forked(self._process), ours)
 
     def close(self) -> None:
-        """End it, and not those that it forked."""
+        """End the zygote, but not the processes that it forked."""
         self._process.close()
 
 
 class _Forked:
-    """One forked process, with what `Handle` asks for.
+    """The `Handle` of one forked process.
 
-    The zygote says its number once it has forked it; if it ends before, its end is taken for this one's. Only when it
-    is asked how a process ended does it have the system forget that, so that nobody else has its number before.
+    The zygote reports the process id after the fork; if the zygote ends before, its end counts as the process's end. It
+    reaps the process only when asked how it ended, so that the process id is not reused before.
 
     Args:
-        zygote: has been told to fork it, and has not answered.
+        zygote: has been told to fork the process, and has not answered yet.
     """
 
     def __init__(self, zygote: RunnerProcess) -> None:
         self._zygote = zygote
         self._pid = 0
-        self._descriptor: int | None = None  # of the process, while it is there: valid without the zygote too
+        self._descriptor: int | None = None  # pidfd of the process while it exists; needs no zygote
         self._status: int | None = None
 
     @property
     def pid(self) -> int:
-        """See `Handle`; waits for the zygote to have forked it."""
+        """See `Handle`; waits until the zygote has forked it."""
         self._identify(None)
         return self._pid
 
@@ -104,7 +104,7 @@ class _Forked:
     def kill(self) -> None:
         """See `Handle`."""
         if not self._pid:
-            self._zygote.close()  # not to wait for its imports; if it has just forked, the closed connection ends that
+            self._zygote.close()  # do not wait for its imports; a process just forked ends with its connection
             self._end_with_zygote()
         self.send_signal(signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""The types that a sampling parameter can have: what values they accept, and their JSON schema.
+"""The types of sampling parameters: which values they accept, and their JSON schemas.
 
-Decides what counts as a number, an integer, a flag or a list, and refuses everything else by name: `True` is not a
-number, NaN and infinities are not temperatures. Knows no parameter.
+Decides what counts as a number, an integer, a flag or a list, and rejects everything else with an error that names the
+parameter: `True` is not a number, NaN and infinities are not temperatures. Knows no particular parameter.
 
 Invariant: `check` returns the value in its one canonical form (a float, an int, a tuple), so equal requests compare
 equal whatever the caller wrote.
@@ -47,7 +47,7 @@ class Number:
         """`value` as a float."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidParameter(name, f"must be a number, got {_shown(value)}")
-        # Compared before the conversion: an int beyond the range of floats cannot be converted, but it can be compared.
+        # Compared before the conversion: an int beyond the range of floats can be compared, but not converted.
         within = self.low < value <= self.high or (value == self.low and not self.excludes_low)
         if not within or not math.isfinite(value):
             left = "(" if self.excludes_low else "["
@@ -173,7 +173,7 @@ class TokenBiases:
     most: float
 
     def check(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
-        """Pairs of id and bias in ascending order, without biases of 0; pairs are accepted as input too."""
+        """(token id, bias) in ascending order, without biases of 0; such pairs are accepted as input too."""
         pairs = list(value.items()) if isinstance(value, Mapping) else _pairs(name, value)
         if len(pairs) > self.max_items:
             raise InvalidParameter(name, f"may have at most {self.max_items} entries, got {len(pairs)}")
@@ -209,7 +209,7 @@ class LoopRule:
     max_count: int
 
     def check(self, name: str, value: object) -> tuple[int, ...]:
-        """`(min_pattern_size, max_pattern_size, min_count)`; such a tuple is accepted too, and () is none."""
+        """`(min_pattern_size, max_pattern_size, min_count)`; such a tuple is accepted too, and () means no rule."""
         if isinstance(value, tuple):
             value = dict(zip(_LOOP_SIZES, value, strict=False))
             if not value:
@@ -236,7 +236,7 @@ class LoopRule:
 
 _LOOP_SIZES = ("min_pattern_size", "max_pattern_size", "min_count")
 
-_ID_DIGITS = 9  # every id of every vocabulary
+_ID_DIGITS = 9  # enough for the ids of any vocabulary
 
 
 def _pairs(name: str, value: object) -> list[tuple[object, object]]:
@@ -254,7 +254,7 @@ def _items(name: str, value: object, wanted: str) -> Sequence[object]:
 
 
 def _shown(value: object) -> str:
-    """`value` for an error message: short, and safe for integers too long to be printed."""
+    """`value` for an error message: short, and safe for integers that are too long to print."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
     if isinstance(value, bool | int | float) or value is None:

@@ -1,8 +1,8 @@
-"""Sampling defaults that come with a model: what its publisher recommends, in the terms of `generation_config.json`.
+"""Sampling defaults that come with a model: its publisher's recommendations, from `generation_config.json`.
 
-Decides which of its entries mean something here: the parameters that are `from_model`, and `do_sample`. A length such
-as `max_new_tokens` is no default: how long an answer may be is the caller's business. Other entries belong to other
-engines' ways to generate.
+Decides which entries are used here: the parameters that are `from_model`, and `do_sample`. A length such as
+`max_new_tokens` is not used, because the caller decides how long an answer may be. Other entries are for generation
+methods of other engines.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["read_model_defaults"]
 
 
 def read_model_defaults(config: Mapping[str, Any], file: str) -> tuple[tuple[str, SamplingScalar], ...]:
-    """(name, value) of each parameter whose default the model sets; those at our own default are left out.
+    """(name, value) of each parameter whose default the model sets; values equal to our own defaults are left out.
 
-    `do_sample: false` is temperature 0, whatever temperature stands beside it: so transformers reads the file.
+    `do_sample: false` means temperature 0, whatever `temperature` says, as in transformers.
 
     Args:
-        config: decoded JSON.
-        file: where it came from, for errors.
+        config: the decoded JSON.
+        file: the file it came from, for errors.
 
     Raises:
         ModelFileError: a value is of the wrong type or out of range.

@@ -1,8 +1,8 @@
-"""A sampling parameter as one value, which holds everything that any room must know of it.
+"""A sampling parameter as one value, which holds everything that other packages need to know about it.
 
 Each parameter is declared once, in the file of its name, as `PARAMETER`. Validation, the public `SamplingParams`, the
-HTTP schema, the documentation and the sampler's stages all derive from these values.
-Knows no particular parameter, and no tensor library: a stage is written with tensor methods only.
+HTTP schema, the documentation and the sampler's stages all derive from these values. Knows no particular parameter, and
+no tensor library: a stage uses tensor methods only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Home", "Parameter", "RowStage", "Stage"]
 
 
 class Home(StrEnum):
-    """Which value of the contract carries the parameter."""
+    """Which type of the contract carries the parameter."""
 
     REQUEST = "request"
-    """`EngineRequest` itself: it says how many sequences there are, or what form they have."""
+    """`EngineRequest` itself: the parameter sets how many sequences there are, or their form."""
     SPEC = "spec"
     """`SamplingSpec`: the runner reads it."""
     STOP_RULES = "stop_rules"
-    """`StopRules`: it says when a sequence ends."""
+    """`StopRules`: the parameter sets when a sequence ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
-    """A reshaping that depends on more than one number a row: on earlier tokens, on lists, on a random number.
+    """A reshaping that depends on more than one number per row: on earlier tokens, on lists, or on a random number.
 
     Attributes:
-        order: as a `Stage`'s; both kinds run in one order.
+        order: as in `Stage`; both kinds run in one common order.
         apply: `(logits [R, V] float32, rows) -> [R, V] float32`, under the conditions of `Stage.apply`.
     """
 
@@ -71,14 +71,14 @@ class Parameter:
     Attributes:
         name: as callers write it; vLLM's name where vLLM has the parameter.
         kind: its type and range.
-        default: what it is when the caller says nothing.
+        default: its value if the caller gives none.
         neutral: the value that changes nothing; it is never stored in a `SamplingSpec`.
         nullable: whether None (null in JSON) is accepted; it stands for the neutral value.
-        home: the value of the contract that carries it.
+        home: the type of the contract that carries it.
         field: its name there.
         doc: one or two sentences for users.
-        stages: none or one; the maths of a parameter that shapes the distribution.
-        random_only: whether it means nothing when the choice is greedy.
+        stages: at most one: the maths of a parameter that shapes the distribution.
+        random_only: whether it has no effect on greedy choices.
         from_model: whether a model's publisher may set its default; see `penstock.sampling.model_defaults`.
     """
 
@@ -98,7 +98,7 @@ class Parameter:
         """`value` in canonical form.
 
         Raises:
-            InvalidParameter: naming this parameter.
+            InvalidParameter: the value is invalid; names this parameter.
         """
         if value is None and self.nullable:
             return self.neutral

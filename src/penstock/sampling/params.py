@@ -1,7 +1,7 @@
-"""`SamplingParams`: how one request is sampled and when it stops, in vLLM's names and with vLLM's defaults.
+"""`SamplingParams`: how one request is sampled and when it stops, with vLLM's names and defaults.
 
 The files in `penstock.sampling.parameters` decide types, ranges, defaults and meanings. Two rules across parameters are
-kept here: `min_tokens` is at most `max_tokens`, and `n` at most `best_of`.
+checked here: `min_tokens` is at most `max_tokens`, and `n` at most `best_of`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _naming_what_is_unknown(cls: _Class) -> _Class:
-    """A misspelt keyword is an `InvalidParameter` as any other mistake, and not the bare TypeError of a dataclass."""
+    """Raise `InvalidParameter` for a misspelt keyword, as for any other mistake, not the TypeError of a dataclass."""
     plain = cls.__init__  # type: ignore[misc]
 
     @wraps(plain)
@@ -153,20 +153,20 @@ class SamplingParams:
         return cls(**fields)
 
     def spec(self) -> SamplingSpec:
-        """What the runner must know: non-neutral parameters, less those that a greedy choice never reads."""
+        """The parameters for the runner: those that are not neutral, without any that a greedy choice never reads."""
         greedy = self.temperature == GREEDY
         kept = (p for p in PARAMETERS if p.home is Home.SPEC and not (greedy and p.random_only))
         values = ((p, getattr(self, p.name)) for p in kept)
         return SamplingSpec(tuple((p.field, value) for p, value in values if value != p.neutral))
 
     def stop_rules(self) -> StopRules:
-        """When the request ends; an absent `max_tokens` becomes 0, the contract's word for the rest of the context."""
+        """When the request ends; `max_tokens` None becomes 0, which the contract takes as the rest of the context."""
         rules = {p.field: getattr(self, p.name) for p in PARAMETERS if p.home is Home.STOP_RULES}
         rules["max_tokens"] = rules["max_tokens"] or 0
         return StopRules(**rules)
 
     def grammar(self) -> Grammar | None:
-        """The form that the answer must have."""
+        """The form that the answer must have; None for free text."""
         given = self.structured_outputs
         assert given is None or isinstance(given, Grammar), "a checked value is in canonical form"
         return given

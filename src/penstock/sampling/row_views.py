@@ -1,7 +1,7 @@
-"""What a stage may see of the rows that it reshapes: their tokens so far, their parameters, their own random numbers.
+"""What a stage sees of the rows that it reshapes: their tokens so far, their parameters, and their random numbers.
 
-Decides what "before" means: which tokens a penalty counts. Knows no parameter's maths and no tensor library: written
-with tensor methods only. Everything here is a function of the row alone, so it is the same after a preemption.
+Decides what "before" means: which tokens a penalty counts. Knows no parameter's maths and no tensor library: it uses
+tensor methods only. Everything here is a function of the row alone, so it is the same after a preemption.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class RowViews:
     """`R` rows, in order.
 
     Attributes:
-        tokens: `[R, L]` int64 on the host, the tokens of each sequence; what lies behind a row's end means nothing.
+        tokens: `[R, L]` int64 on the host: the tokens of each sequence; values after a row's end are arbitrary.
         prompt_ends: `[R, 1]` int64 on the host: where generated tokens begin.
-        ends: `[R, 1]` int64 on the host: how many tokens there are, and so the position that is chosen now.
-        specs: the rows' parameters, lists of texts already resolved to token ids.
-        choices: the rows' index in their request.
+        ends: `[R, 1]` int64 on the host: how many tokens there are, and so the position of the token chosen now.
+        specs: the rows' parameters, with lists of texts already resolved to token ids.
+        choices: the index of each row's choice in its request.
     """
 
     tokens: Tensor
@@ -44,24 +44,24 @@ class RowViews:
         return RowViews(self.tokens[at], self.prompt_ends[at], self.ends[at], specs, choices)
 
     def column(self, name: str, neutral: float) -> Tensor:
-        """The numbers that the rows give for `name`, `[R, 1]` float64 on the host."""
+        """The rows' values of `name`, `neutral` where unset: `[R, 1]` float64 on the host."""
         return self.ends.double().new_tensor([[float(spec.get(name, neutral))] for spec in self.specs])
 
     def window(self, length_name: str) -> Tensor:
-        """`[R, 1]`: where the last tokens begin that the rows' parameter `length_name` lets a penalty see; -1: all."""
+        """`[R, 1]`: where the last tokens that a penalty sees begin; `length_name` is how many, -1 for all."""
         lengths = self.column(length_name, -1).long()  # [R, 1]
         return (self.ends - lengths).clamp(min=0).masked_fill(lengths < 0, 0)
 
     def counts(self, vocabulary: int, starts: Tensor) -> Tensor:
-        """How often each token stands at or behind `starts` `[R, 1]`: `[R, V]` float32 on the host."""
+        """How often each token occurs from position `starts` `[R, 1]` on: `[R, V]` float32 on the host."""
         places = self.places()
         outside = (places < starts) | (places >= self.ends)
-        bins = self.tokens.new_zeros(len(self.specs), vocabulary + 1)  # [R, V + 1], the last for what does not count
+        bins = self.tokens.new_zeros(len(self.specs), vocabulary + 1)  # [R, V + 1], the last for tokens not counted
         bins.scatter_add_(1, self.tokens.masked_fill(outside, vocabulary), self.tokens.new_ones(self.tokens.shape))
         return bins[:, :vocabulary].float()
 
     def known(self) -> Tensor:
-        """`[R, L]`: the tokens, with the id 0 behind each row's end."""
+        """`[R, L]`: the tokens, with id 0 after each row's end."""
         return self.tokens.masked_fill(self.places() >= self.ends, 0)
 
     def places(self) -> Tensor:

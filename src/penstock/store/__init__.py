@@ -1,4 +1,4 @@
-"""KV blocks in files, so that they outlive the process. Knows bytes and keys, neither models nor tensors."""
+"""KV blocks in files, so that they outlive the process. Knows bytes and keys, but no models or tensors."""
 
 from penstock.store.block_file import FileForm, Origin
 from penstock.store.block_store import BlockStore

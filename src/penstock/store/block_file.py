@@ -1,9 +1,9 @@
-"""The file of one KV block: what it is named by, and bytes that are checked before anybody gets them.
+"""The file format of one KV block: what identifies the block, and its bytes, protected by a checksum.
 
     magic, version, tokens, bytes, blocks before it, contract, key, parent | SHA-256 of the rest | tokens | bytes
 
-All numbers little-endian. The checksum covers every byte but its own, and a file has exactly the length that its form
-says: whatever is flipped, cut off or added, it is not what was written. Decides the format; opens no file.
+All numbers are little-endian. The checksum covers every byte but its own, and the form fixes a file's exact length, so
+any change, truncation or addition is detected. Decides the format; opens no file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUM_BYTES = 32
 
 
 class Origin(NamedTuple):
-    """Which block a file holds; the fields of `Save`."""
+    """Which block a file holds; the fields of `Save`, except for the block id."""
 
     key: bytes
     parent: bytes
@@ -39,7 +39,7 @@ class FileForm:
     """What all files of one folder have in common.
 
     Attributes:
-        contract: 32 bytes that name everything the bits of a block depend on beside its key.
+        contract: 32 bytes that identify everything that the bits of a block depend on besides its key.
         block_size: tokens of a block.
         block_bytes: bytes of its keys and values.
     """
@@ -60,11 +60,11 @@ class FileForm:
         return [head, _checksum(head, tokens, body), tokens, body]
 
     def body(self, content: memoryview) -> memoryview:
-        """The block's bytes in a file's `content`, which was checked by `origin`."""
+        """The block's bytes in a file's `content`, which `origin` has checked."""
         return content[self._body_start :]
 
     def origin(self, content: memoryview) -> Origin | None:
-        """Which block a file's `content` holds; None where it is not, to the byte, what was written."""
+        """Which block a file's `content` holds; None if it is not exactly what was written."""
         if len(content) != self.file_bytes:
             return None
         *_, before, _, key, parent = _HEAD.unpack_from(content)

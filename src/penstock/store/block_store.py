@@ -1,12 +1,12 @@
 """Blocks of one contract in files, each under its key: found, read, written, and never changed.
 
-Any number of processes use a folder at once. A file appears whole, by being renamed from a temporary name, and is never
-written to again; whoever wants a block looks for its file, so nobody holds an index that another process could make
-wrong. What is read is checked before it is given to anybody: a file that is not what was written is deleted, and counts
-as not there. So a process may be killed at any moment, and a disk may lose what it was told, without a wrong byte.
+Any number of processes can use a folder at once. A file appears complete, renamed from a temporary name, and is never
+written to again. Blocks are looked up by file name, so there is no index that another process could invalidate. Content
+is checked when it is read: a damaged file is deleted, and counts as missing. So a process may be killed at any moment,
+and a disk may lose writes, without a wrong byte ever being returned.
 
-Files are read, not mapped: the copy that all processes share is the system's page cache either way, and a page that a
-disk cannot give is an error of `read`, but a signal that ends the process of who has mapped it.
+Files are read, not mapped: either way all processes share the system's page cache, but a disk error is an error of
+`read`, whereas in a mapped file it is a signal that kills the process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _names = itertools.count()
 
 
 class BlockStore:
-    """One folder's blocks. `read` and `origin` are for one thread at a time, all else for any.
+    """One folder's blocks. `read` and `origin` are for one thread at a time; everything else is thread-safe.
 
     Attributes:
-        damaged: files that were found not to be what was written, and were deleted.
+        damaged: how many files were found damaged, and deleted.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -41,7 +41,7 @@ class BlockStore:
         self._content = bytearray()
 
     def leading(self, keys: Iterable[bytes]) -> int:
-        """How many of `keys`, from the first on, have a file: a look at each, and no promise."""
+        """How many leading `keys` have a file now; the files may vanish later."""
         count = 0
         for key in keys:
             if not self.has(key):
@@ -50,28 +50,28 @@ class BlockStore:
         return count
 
     def has(self, key: bytes) -> bool:
-        """Whether there is a file for `key` now."""
+        """Whether `key` has a file now."""
         return os.path.exists(self._file(key))
 
     def read(self, key: bytes) -> memoryview | None:
-        """The bytes of a block, valid until the next call; None where it is not there, or was damaged."""
+        """The bytes of a block, valid until the next `read` or `origin`; None if it is missing or damaged."""
         content = self._checked(key)
         return None if content is None else self._form.body(content[0])
 
     def origin(self, key: bytes) -> tuple[Origin, bytes] | None:
-        """Which block the file of `key` holds, and its bytes; None as `read`."""
+        """Which block the file of `key` holds, and a copy of its bytes; None as in `read`."""
         content = self._checked(key)
         return None if content is None else (content[1], bytes(self._form.body(content[0])))
 
     def write(self, save: Save, body: Bytes) -> int:
-        """Write a block, unless it is there.
+        """Write a block, unless it exists.
 
         Args:
-            save: what it is.
+            save: which block it is.
             body: its bytes.
 
         Returns:
-            Bytes of the new file; 0 where there was one.
+            Bytes of the new file; 0 if there was one.
 
         Raises:
             OSError: it cannot be written; nothing of it is left behind.
@@ -83,14 +83,14 @@ class BlockStore:
         parts = self._form.encode(save, body)
         try:
             self._publish(target, parts)
-        except FileNotFoundError:  # the first block whose key begins so, or the folder was cleared
+        except FileNotFoundError:  # the first key with this prefix, or the folder was cleared
             self.folder.make()
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             self._publish(target, parts)
         return self._form.file_bytes
 
     def touch(self, key: bytes) -> None:
-        """Note that a block is of use: others are evicted before it."""
+        """Mark a block as used now, so that others are evicted before it."""
         with suppress(OSError):
             os.utime(self._file(key))
 
@@ -118,7 +118,7 @@ class BlockStore:
         try:
             if os.writev(descriptor, parts) == self._form.file_bytes:
                 return
-            os.ftruncate(descriptor, 0)  # a full disk, or a signal: once more, and then for good
+            os.ftruncate(descriptor, 0)  # a full disk, or a signal: start over, and write in a loop
             os.lseek(descriptor, 0, os.SEEK_SET)
             rest = memoryview(b"".join(parts))
             while rest:
@@ -131,7 +131,7 @@ class BlockStore:
             content = self._load(self._file(key))
         except FileNotFoundError:
             return None
-        except OSError:  # the disk does not give it
+        except OSError:  # the disk cannot read it
             content = memoryview(b"")
         found = self._form.origin(content)
         if found is None or found.key != key:
@@ -141,7 +141,7 @@ class BlockStore:
         return content, found
 
     def _load(self, path: str) -> memoryview:
-        """A file's content; of one of another length nothing."""
+        """A file's content; empty if it has the wrong length."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             if os.fstat(descriptor).st_size != self._form.file_bytes:

@@ -1,10 +1,10 @@
-"""How much of a disk a store may take, and which blocks go when that is too little: those that were not used longest.
+"""How much of a disk a store may take, and which blocks are evicted when it exceeds that: the least recently used.
 
-A part of the disk is left to others, whatever the budget: where they need it, the store gives way.
+Whatever the budget, a part of the disk stays free for others: if they need space, the store shrinks.
 
-Use is a file's time of modification, which `BlockStore` sets when it reads. Several processes share one budget: each
-looks at all files now and then, counts its own writes in between, and only one of them at a time deletes. So the sum
-may exceed the budget by what each writes between two looks, a 32nd of it.
+The time of last use is a file's modification time, which `BlockStore` updates when it reads. Several processes share
+one budget: each scans all files now and then, counts its own writes in between, and only one at a time evicts. So the
+store may exceed the budget by what each process writes between two scans, a 32nd of the budget.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from penstock.store.folders import OPEN, block_files, folders
 __all__ = ["DiskBudget", "default_bytes"]
 
 _SHARE = 10
-"""Of the disk that is free, what a store may take: one part in so many."""
+"""The default budget is one part in this many of the free disk."""
 
 _MOST_BYTES = 16 << 30
-"""Of a default: a store that nobody asked for stays small beside a large disk."""
+"""Upper bound of the default budget: a store that nobody asked for stays small on a large disk."""
 
 _LEAST_FREE, _MOST_FREE, _FREE_SHARE = 256 << 20, 4 << 30, 20
-"""Bytes of the disk that are left free: a part in so many of it, within these bounds."""
+"""Bytes of the disk to leave free: one part in `_FREE_SHARE` of its size, within these bounds."""
 
 _LOOKS = 32
 _LEFT = 0.95
-"""Share of the budget that is left after blocks were deleted, so that it is not done for each new one."""
+"""Share of the budget that is left after an eviction, so that not every new block causes one."""
 
 _ABANDONED = 600.0
-"""Seconds after which a file that is being written belongs to nobody: its process is gone."""
+"""Seconds after which a file that is being written counts as abandoned: its process is gone."""
 
 
 def default_bytes(root: Path) -> int:
-    """A tenth of the disk that is free beside the store, 16 GiB at most; what the store has counts as free."""
+    """A tenth of the free disk, where the store's own files count as free; at most 16 GiB."""
     held = sum(folder.size()[1] for folder in folders(root))
     return min(_MOST_BYTES, (_disk_of(root).free + held) // _SHARE)
 
 
 def _spare_bytes(root: Path) -> int:
-    """What may still be written to the disk that `root` is on; below 0 where others lack it."""
+    """Bytes that may still be written to the disk of `root`; negative if too little is left free for others."""
     disk = _disk_of(root)
     return disk.free - min(_MOST_FREE, max(_LEAST_FREE, disk.total // _FREE_SHARE))
 
 
 def _disk_of(root: Path) -> shutil._ntuple_diskusage:
-    """Of the disk that `root` is on, or will be."""
+    """Usage of the disk that `root` is on, or will be on."""
     return shutil.disk_usage(next(path for path in (root, *root.parents) if path.exists()))
 
 
 class DiskBudget:
-    """Keeps a store within so many bytes. Owned by the thread that writes.
+    """Keeps a store within its budget. Owned by the thread that writes.
 
     Args:
-        root: of the store, all contracts together.
-        most: bytes.
-        pause: called now and then in long work, so that others get on.
+        root: the store's directory, for all contracts together.
+        most: the budget in bytes.
+        pause: called now and then in long work, so that others can run.
     """
 
     def __init__(self, root: Path, most: int, pause: Callable[[], None] = lambda: None) -> None:
@@ -69,7 +69,7 @@ class DiskBudget:
         self.most = most
         self._pause = pause
         self._seen = 0
-        self._written: int | None = None  # since the last look; None before the first
+        self._written: int | None = None  # since the last scan; None before the first
         self.evicted = 0
 
     @property
@@ -78,10 +78,10 @@ class DiskBudget:
         return self._seen + (self._written or 0)
 
     def make_room(self, count: int) -> None:
-        """So many bytes are to be written: delete what is too much, if they would take what is left to others.
+        """Before writing `count` bytes: if they would use space that is left to others, evict blocks.
 
         Raises:
-            OSError: even so there is no room.
+            OSError: there is still no room.
         """
         if _spare_bytes(self._root) >= count:
             return
@@ -90,14 +90,14 @@ class DiskBudget:
             raise OSError(errno.ENOSPC, "what is free of the disk is left to others")
 
     def wrote(self, count: int) -> None:
-        """So many bytes are new; deletes what is too much."""
+        """Count `count` bytes that were written, and evict blocks if the store exceeds its budget."""
         if self._written is not None:
             self._written += count
         if self._written is None or self._written > self.most // _LOOKS or self.taken > self.most:
             self.look()
 
     def look(self) -> None:
-        """Count everything, and delete what is too much, unless another process does."""
+        """Scan all files, and evict what exceeds the budget, unless another process is evicting."""
         found = []
         now = time.time()
         for folder in folders(self._root):
@@ -135,8 +135,8 @@ class DiskBudget:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[bool]:
-    """Whether no other process is here, until the end of the block."""
-    import fcntl  # which is not everywhere; nor is a store
+    """Try to hold the store's lock within the `with` block; yields whether it is held."""
+    import fcntl  # not available everywhere; nor are stores
 
     descriptor = os.open(root / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

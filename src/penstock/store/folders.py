@@ -1,10 +1,10 @@
-"""The folders of a store: one for each contract, which says in words what its blocks were computed with.
+"""The folders of a store: one for each contract, with a description of what its blocks were computed with.
 
     <root>/lock
     <root>/<contract>/about.json, tmp/, 00/ to ff/
 
-Blocks of another model, format, instruction set or version of the kernels are in another folder, so that a key finds
-only bits that would be computed again exactly so. Decides where folders are and what they say of themselves.
+Blocks of another model, format, instruction set or kernel version are in another folder, so that a key finds only bits
+that would be recomputed exactly. Decides where folders are and how they are described.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = [
 
 ABOUT = "about.json"
 STATES = "recurrent states"
-"""The fact `holds` of a folder of states, each under the key of the block that it follows; blocks have none."""
+"""The fact `holds` of a folder of states, each under the key of the block that it follows; block folders lack it."""
 
 OPEN = "tmp"
-"""The folder of files that are being written."""
+"""The subfolder of files that are being written."""
 
 
 def store_root(option: str, cache_dir: Path) -> Path | None:
-    """Where blocks are kept by the option `kv_store`; None for nowhere."""
+    """Where the option `kv_store` says to keep blocks; None if nowhere."""
     if option in ("off", ""):
         return None
     return cache_dir / "kv-blocks" if option == "auto" else Path(option).expanduser()
 
 
 def why_not_usable(root: Path) -> str:
-    """Make the folder of a store, if it is not there; why nothing can be kept in it, "" where something can."""
+    """Create a store's directory if it is missing; returns why it cannot be used, or "" if it can."""
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -65,8 +65,8 @@ class StoreFolder:
 
     Attributes:
         path: where it is.
-        facts: what the bits depend on, name by name; `model` is the model's name.
-        form: of its files.
+        facts: name -> value of what the bits depend on; `model` is the model's name.
+        form: the form of its files.
     """
 
     path: Path
@@ -74,10 +74,10 @@ class StoreFolder:
     form: FileForm
 
     def make(self) -> None:
-        """Make the folder, if it is not there: another process may have cleared it.
+        """Create the folder if it is missing: another process may have cleared it.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         for each in (self.path.parent, self.path, self.path / OPEN):
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,20 +90,20 @@ class StoreFolder:
             written.rename(about)
 
     def size(self) -> tuple[int, int]:
-        """How many blocks are in it, and bytes: all files are of one length, so that none is looked at."""
+        """Number of blocks, and their bytes: all files have the same length, so none is examined."""
         count = sum(1 for _ in block_files(self.path))
         return count, count * self.form.file_bytes
 
     def used(self) -> float:
-        """When a block of it was written or read last, in seconds since 1970; 0.0 where there is none."""
+        """When one of its blocks was last written or read, in seconds since 1970; 0.0 if it has none."""
         return max((entry.stat().st_mtime for entry in block_files(self.path)), default=0.0)
 
 
 def open_folder(root: Path, facts: Mapping[str, str], block_size: int, block_bytes: int) -> StoreFolder:
-    """The folder of what `facts` say, made if it is not there.
+    """The folder of these facts and sizes, created if missing.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     whole = {"facts": dict(facts), "block_size": block_size, "block_bytes": block_bytes}
     contract = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
@@ -114,7 +114,7 @@ def open_folder(root: Path, facts: Mapping[str, str], block_size: int, block_byt
 
 
 def folder_at(path: Path) -> StoreFolder:
-    """The folder that was made at `path`.
+    """The existing folder at `path`.
 
     Raises:
         OSError, ValueError, KeyError, TypeError: there is none.
@@ -125,14 +125,14 @@ def folder_at(path: Path) -> StoreFolder:
 
 
 def folders(root: Path) -> Iterator[StoreFolder]:
-    """Every folder of a store, in order of name; what is none is left out."""
+    """Every folder of a store, by name; other directories are skipped."""
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         with suppress(OSError, ValueError, KeyError, TypeError):
             yield folder_at(path)
 
 
 def block_files(path: Path) -> Iterator[os.DirEntry[str]]:
-    """The files of all blocks in a contract's folder; what vanishes meanwhile is left out."""
+    """The files of all blocks in a contract's folder; those that vanish meanwhile are skipped."""
     with suppress(OSError), os.scandir(path) as shards:
         for shard in shards:
             if len(shard.name) == 2:
@@ -141,7 +141,7 @@ def block_files(path: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def clear(root: Path, folder: StoreFolder | None = None) -> int:
-    """Delete one folder of a store, or all of them; how many blocks went. Who uses them meanwhile computes."""
+    """Delete one folder of a store, or all; returns how many blocks were deleted. Processes that use them recompute."""
     chosen = list(folders(root)) if folder is None else [folder]
     count = 0
     for each in chosen:

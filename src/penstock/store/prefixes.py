@@ -1,4 +1,4 @@
-"""How much of a prompt is stored where blocks alone do not suffice: a model that carries state needs that too.
+"""How much of a prompt is stored, for models with recurrent state, which need stored states besides blocks.
 
 Implements the port `StoredBlocks`. Decides nothing: it looks for files.
 """
@@ -13,14 +13,14 @@ __all__ = ["StatefulPrefixes"]
 
 
 class StatefulPrefixes:
-    """Blocks, and recurrent states under the keys of the blocks that they follow. For any thread."""
+    """Blocks, and recurrent states under the keys of the blocks that they follow. Thread-safe."""
 
     def __init__(self, blocks: BlockStore, states: BlockStore) -> None:
         self._blocks = blocks
         self._states = states
 
     def leading(self, keys: Iterable[bytes]) -> int:
-        """How many of `keys`, from the first on, have a file, up to the last behind which there is a state."""
+        """How many leading `keys` have a block, up to the last one that has a state too."""
         wanted = tuple(keys)
         count = self._blocks.leading(wanted)
         while count and not self._states.has(wanted[count - 1]):

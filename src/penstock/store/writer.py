@@ -1,17 +1,17 @@
-"""Writes blocks behind the steps that computed them, by a thread that runs when nobody else wants the processor.
+"""Write blocks after the steps that computed them, in a thread that runs when nobody else wants the processor.
 
-A step says which blocks are to be kept and goes on; the thread takes their bytes out of the KV memory when it gets to
-it. Before a step hands a block out again it takes it back (`take_back`): what was not written by then never is, and is
-counted. So nothing is copied while a step waits, the queue takes no memory, and it cannot grow beyond the pool. The
-same for recurrent states, in checkpoint slots and a store of their own: what a block is one of is its `Shelf`.
+A step says which blocks to keep and goes on; the thread copies their bytes out of the KV memory when it gets to them.
+Before a step reuses a block, it takes it back (`take_back`): a block not written by then is dropped, and counted. So no
+step waits for a copy, the queue holds no blocks' bytes, and it cannot grow beyond the pool. Recurrent states are
+written in the same way, from checkpoint slots to a store of their own: the kind of a block is its `Shelf`.
 
-Even so it is felt: it holds Python's lock for moments, and takes caches and memory from a step. So while steps follow
-each other it rests after each block for many times the processor time that it took, and makes up for it when nobody
-computes.
+The thread still costs something: it holds the GIL for moments, and competes with steps for caches and memory. So while
+steps follow each other, it rests after each block for many times the processor time that the block took, and catches up
+when nothing is computed.
 
-The two never wait for each other. Who hands a block out first removes it from what is pending and then looks whether it
-is being copied at this moment; the thread first says what it copies, and then removes it. Whatever the order, one of
-them sees the other, and a copy that was overlapped is thrown away.
+The two sides never wait for each other. `take_back` first removes the block from those pending, and then checks whether
+it is being copied right now; the thread first announces what it copies, and then removes it. Whatever the order, one of
+them sees the other, and a copy that was overlapped is discarded.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ log = logging.getLogger(__name__)
 
 _NOBODY = (-1, -1)
 _REST_SECONDS = 30.0
-"""For which nothing is written after a write failed: a full disk stays full for a while."""
+"""How long nothing is written after a write failed: a full disk stays full for a while."""
 
 
 _RESTS = 60.0
-"""While steps run, how many times the processor time that a block took the thread rests after it, so that steps lose
-about a hundredth. Not the time by the clock: under full load a block takes a hundred times as long by that, nearly all
-of it for a processor to become free, and hardly any would be written."""
+"""While steps run, the thread rests after each block for this many times the processor time that the block took, so
+that steps lose about a hundredth. Wall time would not do: under full load, a block takes a hundred times as long by the
+clock, nearly all of it waiting for a processor, and hardly any block would be written."""
 
 _MOST_REST = 1.0
 _SLICE = 0.01
 _QUIET = 0.02
-"""Seconds after a step in which another one may be expected, so that nobody rests between two."""
+"""Seconds after a step in which another one is expected, so that a gap between two steps is not idle time."""
 
 
 class Shelf(NamedTuple):
-    """Blocks of one kind.
+    """One kind of block.
 
     Attributes:
-        store: where they go.
-        copy: puts all bytes of one of them, as it is in memory, into what it is given.
+        store: where blocks of this kind are written.
+        copy: copies all bytes of a block, by its id, from memory into a buffer.
     """
 
     store: BlockStore
@@ -63,10 +63,10 @@ class Shelf(NamedTuple):
 
 
 class BlockWriter:
-    """The thread and what it has to do. `offer` and `take_back` are for the thread that runs steps.
+    """The thread and its queue. `offer` and `take_back` are for the thread that runs steps.
 
     Args:
-        shelves: the kinds of blocks; methods take the number of one.
+        shelves: the kinds of blocks; methods take the index of one.
         budget: how much of the disk they may take.
         rest_seconds: see `_REST_SECONDS`.
     """
@@ -75,15 +75,15 @@ class BlockWriter:
         self._shelves = shelves
         self._budget = budget
         self._rest_seconds = rest_seconds
-        self._content = bytearray(max(each.store.folder.form.block_bytes for each in shelves))  # of what is written
+        self._content = bytearray(max(each.store.folder.form.block_bytes for each in shelves))  # of one block
         self._pending: dict[tuple[int, int], Save] = {}  # by shelf and block
         self._order: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-        self._copied = _NOBODY  # the block that is being copied
+        self._copied = _NOBODY  # the block being copied
         self._overlapped = False
-        self._dropped = 0  # counted by who runs steps
-        self._written = self._failed = 0  # counted by the thread
+        self._dropped = 0  # counted by the thread that runs steps
+        self._written = self._failed = 0  # counted by the writing thread
         self._resting_until = 0.0
-        self._failing = False  # since the last block that was written
+        self._failing = False  # whether a write has failed since the last success
         self._stepping = False
         self._stepped = 0.0  # when the last step ended
         self._thread = threading.Thread(target=self._work, name="penstock-store", daemon=True)
@@ -91,28 +91,28 @@ class BlockWriter:
 
     @property
     def counts(self) -> StoreCounts:
-        """What became of blocks so far."""
+        """Counts of written, dropped, failed, damaged and evicted blocks, and the store's size."""
         damaged, budget = sum(each.store.damaged for each in self._shelves), self._budget
         return StoreCounts(self._written, self._dropped, self._failed, damaged, budget.evicted, budget.taken)
 
     def step_begins(self) -> None:
-        """Somebody computes from now on."""
+        """A step is being computed from now on."""
         self._stepping = True
 
     def step_ends(self) -> None:
-        """Nobody does, until the next step begins."""
+        """No step is being computed until the next one begins."""
         self._stepped = time.monotonic()
         self._stepping = False
 
     def offer(self, saves: Iterable[Save], shelf: int = 0) -> None:
-        """Write these blocks when there is time; their bytes stay as they are until `take_back`."""
+        """Queue blocks to be written when there is time; their bytes must not change before `take_back`."""
         for save in saves:
             place = shelf, save.block
             self._pending[place] = save
             self._order.put(place)
 
     def take_back(self, blocks: Iterable[int], shelf: int = 0) -> None:
-        """These blocks are written to from now on."""
+        """Stop saving these blocks, because their bytes change from now on."""
         pending = self._pending
         for block in blocks:
             place = shelf, block
@@ -122,19 +122,19 @@ class BlockWriter:
                 self._overlapped = True
 
     def forget(self) -> None:
-        """Write nothing of what is still pending."""
+        """Drop all pending blocks."""
         for shelf, block in tuple(self._pending):
             self.take_back((block,), shelf)
 
     def hurry(self) -> None:
-        """Nobody computes any more: write at the pace of everybody else."""
+        """No more steps will be computed: write at normal priority."""
         self.step_ends()
         if self._thread.native_id is not None:
             with suppress(OSError, AttributeError):
                 os.sched_setscheduler(self._thread.native_id, os.SCHED_OTHER, os.sched_param(0))
 
     def settle(self, seconds: float) -> bool:
-        """Wait until nothing is pending, but no longer; whether that is so."""
+        """Wait until nothing is pending, for at most `seconds`; returns whether nothing is."""
         until = time.monotonic() + seconds
         while self._pending or self._copied != _NOBODY:
             if time.monotonic() > until:
@@ -143,7 +143,7 @@ class BlockWriter:
         return True
 
     def close(self) -> None:
-        """Write no more."""
+        """Drop all pending blocks, and stop the thread."""
         self.forget()
         self._order.put(None)
 
@@ -167,14 +167,14 @@ class BlockWriter:
             self._rest(time.thread_time() - began)
 
     def _rest(self, taken: float) -> None:
-        """Keep still after a block that took so much processor time, unless nobody computes."""
+        """Rest after a block that took `taken` seconds of processor time, while steps are computed."""
         until = time.monotonic() + min(_MOST_REST, _RESTS * taken)
         while (now := time.monotonic()) < until and (self._stepping or now - self._stepped < _QUIET):
             time.sleep(_SLICE)
 
     def _save(self, place: tuple[int, int]) -> None:
         self._overlapped = False
-        self._copied = place  # from here on `take_back` says that it came too late
+        self._copied = place  # from here on `take_back` sets `_overlapped`
         save = self._pending.pop(place, None)
         if save is None:
             return
@@ -190,7 +190,7 @@ class BlockWriter:
         if self._overlapped:
             self._failed += 1
             return
-        # `take_back` may say so from here on, and it does not matter any more
+        # From here on an overlap no longer matters: the bytes are copied.
         self._budget.make_room(len(content))
         count = store.write(save, content)
         self._failing = False

@@ -1,4 +1,4 @@
-"""`allowed_token_ids`: nothing but these tokens can be generated (vLLM's parameter of this name)."""
+"""`allowed_token_ids`: only these tokens can be generated (vLLM's parameter of this name)."""
 
 from __future__ import annotations
 

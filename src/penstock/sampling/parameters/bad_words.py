@@ -1,7 +1,7 @@
 """`bad_words`: texts that are never generated (vLLM's parameter of this name).
 
 At admission each text becomes the token sequences that spell it, at the start of a text and after a space; the
-last token of such a sequence is ruled out when the others were generated just before.
+last token of such a sequence is ruled out if the others were generated just before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["PARAMETER", "apply"]
 
 
 def apply(logits: Tensor, rows: RowViews) -> Tensor:
-    """`[R, V]` with -inf where a token would complete a word; a row that it would leave nothing stays as it is."""
+    """`[R, V]` with -inf where a token would complete a word; a row that would have no token left stays unchanged."""
     spans = zip(rows.specs, rows.prompt_ends.squeeze(-1).tolist(), rows.ends.squeeze(-1).tolist(), strict=True)
     pairs = [
         (row, token)

@@ -1,4 +1,4 @@
-"""`best_of`: how many choices are generated where only the `n` best of them are answered.
+"""`best_of`: how many choices are generated, of which the best `n` are returned.
 
 OpenAI, API reference of completions: the best are "the ones with the highest log probability per token".
 """

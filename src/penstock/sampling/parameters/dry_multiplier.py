@@ -1,8 +1,8 @@
 """`dry_multiplier`: "don't repeat yourself", a penalty on tokens that would prolong a verbatim repetition.
 
 p-e-w, "DRY: a modern repetition penalty that reliably prevents looping" (2024), the proposal that llama.cpp and others
-implement: if the last n tokens stood somewhere before, followed by token t, then t's logit is lowered by
-`dry_multiplier * dry_base ** (n - dry_allowed_length)` where n reaches `dry_allowed_length`.
+implement: if the last n tokens occurred before, followed by token t, then t's logit is lowered by
+`dry_multiplier * dry_base ** (n - dry_allowed_length)`, provided that n is at least `dry_allowed_length`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["LONGEST", "PARAMETER", "apply", "match_lengths"]
 
 LONGEST = 128
-"""Longer repetitions are penalised as if they were so long: by then the penalty is far beyond any logit."""
+"""Longer repetitions are penalised like this length: by then the penalty is far beyond any logit."""
 
 _LARGEST = 1e30
 """Bounds the penalty so that logits stay finite."""
 
 
 def apply(logits: Tensor, rows: RowViews) -> Tensor:
-    """`[R, V]` less each row's penalties."""
+    """`[R, V]` minus each row's penalties."""
     vocabulary = logits.shape[-1]
     lengths = match_lengths(rows, vocabulary)  # [R, L]
     longest = lengths.new_zeros(len(rows.specs), vocabulary)  # [R, V], by the token that would follow
@@ -40,9 +40,9 @@ def apply(logits: Tensor, rows: RowViews) -> Tensor:
 
 
 def match_lengths(rows: RowViews, vocabulary: int) -> Tensor:
-    """`[R, L]`: how many of the last tokens stand just before each place too, at most `LONGEST`; 0 behind the end.
+    """`[R, L]`: how many of the last tokens also occur just before each position, at most `LONGEST`; 0 after the end.
 
-    Tokens outside the row's window do not count, nor does what lies before a sequence breaker; nothing leads to one.
+    Tokens outside the row's window or before a sequence breaker do not count. At a sequence breaker the length is 0.
     """
     tokens, ends, starts = rows.tokens, rows.ends, rows.window("dry_penalty_last_n")
     breaks = _breaks(rows, vocabulary)  # [R, L]

@@ -1,6 +1,6 @@
-"""`dry_sequence_breakers`: texts across which `dry_multiplier` sees no repetition.
+"""`dry_sequence_breakers`: texts that interrupt a repetition for `dry_multiplier`.
 
-At admission they become the ids of all tokens whose own text holds one of them.
+At admission they become the ids of all tokens whose text contains one of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`frequency_penalty`: a generated token becomes less likely each time that it is generated.
+"""`frequency_penalty`: a token becomes less likely each time that it is generated.
 
 OpenAI, API reference of chat completions: the logit is lowered by the penalty times the token's count in the output.
 """
@@ -19,7 +19,7 @@ __all__ = ["PARAMETER", "apply"]
 
 
 def apply(logits: Tensor, rows: RowViews) -> Tensor:
-    """`[R, V]` less penalty times how often the token was generated within the row's window."""
+    """`[R, V]` minus penalty times how often the token was generated within the row's window."""
     starts = rows.window("repeat_last_n").max(rows.prompt_ends)
     counts = rows.counts(logits.shape[-1], starts).to(logits.device)  # [R, V]
     return logits - counts * rows.column("frequency_penalty", 0.0).to(device=logits.device, dtype=logits.dtype)

@@ -22,7 +22,7 @@ def apply(logits: Tensor, rows: RowViews) -> Tensor:
     biases = [(row, *bias) for row, spec in enumerate(rows.specs) for bias in spec.get("logit_bias", no_biases)]
     at, ids, amounts = zip(*biases, strict=True)
     where = (rows.ends.new_tensor(at).to(logits.device), rows.ends.new_tensor(ids).to(logits.device))
-    return logits.index_put(where, logits.new_tensor(amounts), accumulate=True)  # no token twice in a row
+    return logits.index_put(where, logits.new_tensor(amounts), accumulate=True)  # no token occurs twice in one row
 
 
 PARAMETER = Parameter(

@@ -1,4 +1,4 @@
-"""`logprobs`: whether the log probability of each generated token is wanted, and of how many alternatives."""
+"""`logprobs`: whether to return the log probability of each generated token, and of how many alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`logprobs_mode`: which distribution log probabilities are taken from."""
+"""`logprobs_mode`: from which distribution log probabilities are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`presence_penalty`: a token that was generated already becomes less likely, however often it was.
+"""`presence_penalty`: a token that was generated before becomes less likely, no matter how often.
 
 OpenAI, API reference of chat completions: the logit is lowered by the penalty if the token is in the output.
 """
@@ -19,7 +19,7 @@ __all__ = ["PARAMETER", "apply"]
 
 
 def apply(logits: Tensor, rows: RowViews) -> Tensor:
-    """`[R, V]` less the penalty where the token was generated within the row's window."""
+    """`[R, V]` minus the penalty where the token was generated within the row's window."""
     starts = rows.window("repeat_last_n").max(rows.prompt_ends)
     present = rows.counts(logits.shape[-1], starts).clamp(max=1).to(logits.device)  # [R, V]
     return logits - present * rows.column("presence_penalty", 0.0).to(device=logits.device, dtype=logits.dtype)

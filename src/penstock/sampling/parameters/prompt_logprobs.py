@@ -1,4 +1,4 @@
-"""`prompt_logprobs`: whether log probabilities of the prompt's tokens are wanted, and of how many alternatives."""
+"""`prompt_logprobs`: whether to return log probabilities of the prompt's tokens, and of how many alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`repetition_detection`: a completion that runs into a loop is ended (vLLM's parameter of this name)."""
+"""`repetition_detection`: ends a completion that runs into a loop (vLLM's parameter of this name)."""
 
 from __future__ import annotations
 

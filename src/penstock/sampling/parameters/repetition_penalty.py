@@ -1,7 +1,7 @@
-"""`repetition_penalty`: tokens that were there before, in the prompt or since, become less likely, however often.
+"""`repetition_penalty`: tokens that occur in the prompt or the output become less likely, no matter how often.
 
 Keskar, McCann, Varshney, Xiong and Socher, "CTRL: a conditional transformer language model for controllable generation"
-(2019), section 4.1; a negative logit is multiplied instead of divided, so that it falls too, as in all later code.
+(2019), section 4.1; a negative logit is multiplied instead of divided, so that it falls too, as in later code.
 """
 
 from __future__ import annotations

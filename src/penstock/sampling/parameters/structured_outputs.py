@@ -19,7 +19,7 @@ _WAYS = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """An object with exactly one way to say what form is meant, or a `Grammar`; in canonical form a `Grammar`."""
+    """An object with exactly one of `_WAYS` to specify the form, or a `Grammar`; the canonical form is a `Grammar`."""
 
     max_chars: int
     max_choices: int
@@ -41,7 +41,7 @@ class _Form:
         return grammar and self._bounded(f"{name}.{way}", grammar)
 
     def schema(self) -> Mapping[str, Any]:
-        """An object with one of the ways."""
+        """An object with exactly one of `_WAYS`."""
         text = {"type": "string", "maxLength": self.max_chars}
         choices = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": self.max_choices}
         ways = {

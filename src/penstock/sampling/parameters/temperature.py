@@ -18,13 +18,13 @@ __all__ = ["GREEDY", "PARAMETER", "apply"]
 GREEDY = 0.0
 """The temperature that stands for "always the most likely token"; the sampler never divides by it."""
 
-_SMALLEST_NORMAL = 2.0**-126  # of float32: below it, a division could be by zero
+_SMALLEST_NORMAL = 2.0**-126  # of float32; subnormal divisors might be flushed to zero
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
     """Logits `[R, V]` over temperatures `[R, 1]`, all above 0.
 
-    The maximum is subtracted first, which softmax does not notice: the top token stays at exactly 0 and the others
+    The maximum is subtracted first, which does not change the softmax: the top token stays at exactly 0 and the others
     go to -inf at worst, so that the smallest temperature gives the greedy distribution and no NaN.
     """
     scale = values.to(device=logits.device, dtype=logits.dtype).clamp(min=_SMALLEST_NORMAL)  # [R, 1]

@@ -20,7 +20,7 @@ _RANGE = Integer(-1, 2**31 - 1)
 
 
 class _Count:
-    """A count of tokens where 0 takes all, and -1 is taken as another way to write 0, as in vLLM."""
+    """A count of tokens; 0 takes all, and so does -1, as in vLLM."""
 
     def check(self, name: str, value: object) -> int:
         """`value`, or 0 for -1."""
@@ -32,7 +32,7 @@ class _Count:
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the `values` `[R, 1]` top tokens of each row of `[R, V]`, and what is tied with the last of them.
+    """Keep the `values` `[R, 1]` top tokens of each row of `[R, V]`, and those tied with the last of them.
 
     Ties are kept so that the result does not depend on the order in which equal logits happen to be found.
     """

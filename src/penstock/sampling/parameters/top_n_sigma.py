@@ -1,7 +1,7 @@
 """`top_n_sigma`: only tokens whose logit lies within n standard deviations of the largest.
 
 Tang, Liu, Zhang and others, "Top-n-sigma: not all logits are you need" (2024), section 3.2. The deviation is that of
-the logits which are not ruled out. Temperature stretches all of them alike and so does not change which tokens stay.
+the logits that are not ruled out. Temperature scales all of them equally, and so does not change which tokens stay.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["PARAMETER", "apply"]
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep, in each row of `[R, V]`, the logits within `[R, 1]` standard deviations of the row's largest."""
+    """Keep, in each row of `[R, V]`, the logits within `values` `[R, 1]` standard deviations of the row's largest."""
     n = values.to(logits.device)  # [R, 1] float64
     alive = logits.isfinite()
     below = (logits.double() - logits.double().amax(-1, keepdim=True)).masked_fill(~alive, 0.0)  # [R, V], at most 0
-    count = alive.sum(-1, keepdim=True)  # [R, 1], of integers: in whatever order
-    # Cumulative sums, for `sum` adds up a single row in another order than one of several.
+    count = alive.sum(-1, keepdim=True)  # [R, 1], of integers: exact in any order
+    # Cumulative sums, because `sum` adds up a single row in another order than one of several.
     mean = below.cumsum(-1)[:, -1:] / count
     variance = (below - mean).square().masked_fill(~alive, 0.0).cumsum(-1)[:, -1:] / count
     return logits.masked_fill(below < -n * variance.sqrt(), float("-inf"))

@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["PARAMETER", "apply"]
 
 _FIRST_LOOK = 256
-"""Tokens that are sorted at first: nuclei are mostly smaller, and a whole vocabulary costs twenty times more."""
+"""Tokens that are sorted at first: most nuclei are smaller, and a whole vocabulary costs twenty times more."""
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
     """Keep the nucleus of each row of `[R, V]` for p in `[R, 1]`; tokens as likely as its last one stay too.
 
-    Whether a row needs the full sort is decided by that row alone, and both ways add up the same numbers in the same
-    order.
+    Whether a row needs the full sort depends on that row alone, and both ways add up the same numbers in one order.
     """
     p = values.to(logits.device)  # [R, 1] float64
-    probabilities = logits.double().softmax(-1)  # [R, V]; in float32 those of a large vocabulary do not add up to 1
+    probabilities = logits.double().softmax(-1)  # [R, V]; a large vocabulary does not add up to 1 in float32
     width = min(_FIRST_LOOK, logits.shape[-1])
     threshold, reached = _last_of_nucleus(probabilities.topk(width, dim=-1).values, p)  # [R, 1], [R]
     wide = (~reached).nonzero().squeeze(-1)  # rows whose nucleus is larger

@@ -1,4 +1,4 @@
-"""`typical_p`: only tokens whose surprise is close to the expected one, as many as hold probability p together.
+"""`typical_p`: only tokens whose surprise is closest to the expected one, as many as together hold probability p.
 
 Meister, Pimentel, Wiher and Cotterell, "Locally typical sampling" (2022), section 3, equation 5.
 """
@@ -21,7 +21,7 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
     p = values.to(logits.device)  # [R, 1] float64
     log_p = logits.double().log_softmax(-1)  # [R, V]
     probabilities = log_p.exp()
-    # A cumulative sum, for `sum` adds up a single row in another order than one of several.
+    # A cumulative sum, because `sum` adds up a single row in another order than one of several.
     terms = (probabilities * log_p).masked_fill(probabilities == 0, 0.0)
     entropy = -terms.cumsum(-1)[:, -1:]  # [R, 1]
     distance = (log_p + entropy).abs()  # of surprise from entropy; infinite for what is ruled out

@@ -1,7 +1,7 @@
-"""`xtc_probability`: "exclude top choices", how often the most likely tokens are taken out of the running.
+"""`xtc_probability`: "exclude top choices", how often the most likely tokens are excluded.
 
 p-e-w, "Exclude Top Choices (XTC): a sampler that boosts creativity" (2024), the proposal that llama.cpp and others
-implement: with this probability, of all tokens at least `xtc_threshold` likely only the least likely one stays.
+implement: with this probability, only the least likely of all tokens that are at least `xtc_threshold` likely stays.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["COIN", "PARAMETER", "apply"]
 
 COIN = 1
-"""The purpose of the uniform number that decides whether a token's choice is subject to the exclusion."""
+"""The purpose (see `uniform`) of the random number that decides whether the exclusion applies to a token's choice."""
 
 
 def apply(logits: Tensor, rows: RowViews) -> Tensor:
-    """`[R, V]` less the tokens above the threshold, but for the least likely of them and what is tied with it."""
+    """`[R, V]` without the tokens above the threshold, except for the least likely of them and those tied with it."""
     device = logits.device
     struck = (rows.uniform(COIN) < rows.column("xtc_probability", 0.0)).to(device)  # [R, 1]
     threshold = rows.column("xtc_threshold", THRESHOLD).to(device)  # [R, 1] float64
-    probabilities = logits.double().softmax(-1)  # in float32 those of a large vocabulary do not add up to 1
+    probabilities = logits.double().softmax(-1)  # a large vocabulary does not add up to 1 in float32
     top = probabilities >= threshold  # [R, V]
     least = probabilities.masked_fill(~top, float("inf")).amin(-1, keepdim=True)  # [R, 1]
     return logits.masked_fill(struck & top & (probabilities > least), float("-inf"))

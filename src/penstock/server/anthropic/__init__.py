@@ -1,4 +1,4 @@
-"""Anthropic's endpoints: messages and token counts, and Anthropic's form of errors."""
+"""Anthropic's endpoints: messages and token counts, and Anthropic's error format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Errors as Anthropic's clients read them, on Anthropic's paths.
+"""Errors in Anthropic's format, on Anthropic's paths.
 
-Maps OpenAI's error object, which everything else in this server writes, to Anthropic's. It surrounds the application,
-so that a refusal before a route is found (a bad key, a wrong method) has the same form.
+Converts OpenAI's error object, which the rest of this server writes, to Anthropic's. It wraps the whole application, so
+that a refusal before routing (a bad key, a wrong method) has the same format.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FIRST_ERROR, FIRST_FAILURE = 400, 500
 
 
 def anthropic_error(error: JsonObject, status: int) -> JsonObject:
-    """Anthropic's error object for OpenAI's."""
+    """Convert OpenAI's error object to Anthropic's."""
     kind = TYPES.get(status, "invalid_request_error" if status < FIRST_FAILURE else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error["error"]["message"]}}
 
 
 def _is_anthropic(scope: Scope) -> bool:
-    """Whether the request is one of Anthropic's clients'. Both vendors have `/v1/models`: a header tells them apart."""
+    """Whether an Anthropic client sent the request. Both vendors have `/v1/models`: a header tells them apart."""
     path: str = scope["path"]
     if path in PATHS:
         return True
@@ -51,7 +51,7 @@ class AnthropicErrors:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything through, but rewrite whole error answers."""
+        """Pass everything through, except for error responses, which are rewritten."""
         if scope["type"] != "http" or not _is_anthropic(scope):
             await self._app(scope, receive, send)
             return
@@ -59,7 +59,7 @@ class AnthropicErrors:
 
 
 class _Rewriter:
-    """Holds an error's headers back until its body is there, because they name its length."""
+    """Holds back an error's headers until its body is complete, because they contain its length."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,8 +1,8 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's answers, whole and in events.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's answers, complete or as events.
 
-The events have the order that Anthropic's clients expect: message_start; each content block opened, filled and closed;
-message_delta with the reason and the usage; message_stop. Cached prompt tokens are counted apart from the others, as at
-Anthropic; together they are the prompt.
+The events come in the order that Anthropic's clients expect: message_start; each content block opened, filled and
+closed; message_delta with the stop reason and the usage; message_stop. As at Anthropic, cached prompt tokens are
+counted separately from the others; the prompt is the sum of both.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ SERVER_FAILED = 500
 
 
 class MessageFormatter:
-    """Anthropic's `message`. Each answer has its own instance.
+    """Anthropic's `message`. One instance per answer.
 
-    Blocks have the order in which the model wrote them: reasoning first, then text and calls, each call a block and
-    the text between two calls one. A stream says the same as a whole answer.
+    Blocks keep the order in which the model wrote them: reasoning first, then text and calls. Each call is a block, and
+    so is the text between two calls. A stream has the same content as a complete answer.
 
     Args:
         prompt_tokens: how many tokens the prompt has, for a stream's opening event.
 
     Attributes:
-        place: how much of the choice the events so far have said; tokens are not told.
+        place: how much of the choice the events so far cover; tokens are not counted.
     """
 
     def __init__(self, response_id: str, model: str, prompt_tokens: int = 0) -> None:
         self._head = {"id": response_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
-        self._open = ""  # the kind of the block that is being sent
-        self._blocks = 0  # opened so far
+        self._open = ""  # the type of the block that is being sent
+        self._blocks = 0  # blocks opened so far
         self._told = 0  # characters of text so far
         self._called = False
         self.place = START
@@ -81,7 +81,7 @@ class MessageFormatter:
         yield {"type": "message_start", "message": self._head | {"content": []} | nothing | {"usage": usage}}
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More reasoning, text, or arguments of a call."""
+        """The events for more reasoning, text, or call arguments."""
         if delta.reasoning:
             yield from self._into("thinking")
             self.place = self.place.plus(reasoning=len(delta.reasoning))
@@ -106,7 +106,7 @@ class MessageFormatter:
             yield self._more({"type": "input_json_delta", "partial_json": piece.arguments})
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The end of the last block, and the end of the message."""
+        """The events that end the last block and the message."""
         if not self._blocks:
             yield from self._into("text")
         yield from self._stop()
@@ -114,11 +114,11 @@ class MessageFormatter:
         yield {"type": "message_stop"}
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:  # noqa: ARG002 (EventFormatter's signature)
-        """Anthropic's error event, which its clients raise."""
+        """Anthropic's error event, which its clients raise as an exception."""
         return [anthropic_error(error, SERVER_FAILED)]
 
     def _into(self, kind: str) -> Iterator[JsonObject]:
-        """The events that lead from the present state into a block of this kind."""
+        """The events that close the open block and open one of this kind, unless such a block is open."""
         if self._open != kind:
             yield from self._stop()
             yield from self._start(_block(kind, ""))
@@ -138,7 +138,7 @@ class MessageFormatter:
 
 
 def _block(kind: str, text: str) -> JsonObject:
-    # A signature is Anthropic's proof that reasoning is its own; there is nothing to prove here, but clients want one.
+    # At Anthropic, the signature proves that reasoning is its own. Nothing to prove here, but clients expect the field.
     return {"type": kind, kind: text} | ({"signature": ""} if kind == "thinking" else {})
 
 

@@ -1,7 +1,8 @@
-"""Anthropic's conversations, read block by block into the contract's messages.
+"""Parse Anthropic's conversations block by block into the contract's messages.
 
-Neighbouring texts are joined by line breaks. An assistant's reasoning, text and calls are one turn; each tool result is
-a turn of its own, in the given order. Other blocks (images, documents, encrypted reasoning) are refused by name.
+Adjacent texts are joined by line breaks. An assistant's reasoning, text and calls are one turn; each tool result is a
+turn of its own, in the given order. Other blocks (images, documents, encrypted reasoning) are rejected; the error names
+the type.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _ROLES = {
     "assistant": ("text", "tool_use", "thinking"),
     "system": ("text",),
 }
-"""Who may say what."""
+"""The types of blocks that each role may use."""
 
 
 def _turn_schema(role: str, kinds: Sequence[str]) -> JsonObject:
@@ -128,14 +129,14 @@ class _Thought:
 
 
 _Block = str | ToolCall | _Thought | Message
-"""A text, a call, reasoning, or a tool result, which is a turn already."""
+"""Text, a call, reasoning, or a tool result (a `Message`, because it is a turn of its own)."""
 
 
 def read_turns(values: list[Any], limits: RequestLimits) -> list[Message]:
-    """The turns of `messages`.
+    """Parse `messages` into turns.
 
     Raises:
-        InvalidParameter: a message is malformed, or answers a call that nobody made; names the field.
+        InvalidParameter: a message is malformed, answers an unknown call, or there are too many; names the field.
     """
     if not values:
         raise InvalidParameter("messages", "messages must hold at least one message.", code="missing_value")
@@ -153,7 +154,7 @@ def read_turns(values: list[Any], limits: RequestLimits) -> list[Message]:
 
 
 def read_text(content: str | list[Any], path: str) -> str:
-    """The text of a string or of text blocks.
+    """The text of a string, or of text blocks joined by line breaks.
 
     Raises:
         InvalidParameter: a block is malformed, or of another kind; names the field.
@@ -164,7 +165,7 @@ def read_text(content: str | list[Any], path: str) -> str:
 
 
 def check_cache_control(given: JsonObject, path: str) -> None:
-    """Check that a `cache_control` is well formed. Nothing else is to be done: every prompt is cached.
+    """Check that a `cache_control` is well formed. It has no other effect: every prompt is cached.
 
     Raises:
         InvalidParameter: it is malformed; names the field.
@@ -247,7 +248,7 @@ def _text(value: Any, path: str) -> str:
 
 
 def _read_block(value: Any, path: str, allowed: tuple[str, ...]) -> tuple[str, JsonObject]:
-    """(type of the block, its fields)."""
+    """The block's type and its fields."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in allowed:
         where = join_path(path, "type")

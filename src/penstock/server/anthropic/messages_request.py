@@ -1,4 +1,4 @@
-"""`POST /v1/messages` and `/v1/messages/count_tokens`: their fields, and how a body is parsed.
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: their fields, and request parsing.
 
 `system` becomes the first turn, `stop_sequences` become stop strings, and an assistant's turn at the end is continued.
 """
@@ -121,10 +121,10 @@ _FORMAT_FIELDS = (Field("type", TEXT, "Always json_schema."), Field("schema", OB
 
 
 def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ParsedRequest:
-    """The request in a body of `/v1/messages`.
+    """Parse the body of a `/v1/messages` request.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, MESSAGES_FIELDS, NEUTRAL_MESSAGES)
@@ -133,7 +133,7 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
     chat, form = _conversation(given, card, limits)
     metadata = read_fields(given.get("metadata", {}), _METADATA_FIELDS, {}, "metadata")
     wanted = {name: given[name] for name in ("max_tokens", DO_SAMPLE.name, *SAMPLING) if name in given}
-    wanted["max_tokens"] = min(wanted["max_tokens"], card.max_model_len)  # agents ask for 32,000 whatever is served
+    wanted["max_tokens"] = min(wanted["max_tokens"], card.max_model_len)  # agents ask for 32,000 whatever the model
     wanted |= {"stop": given.get("stop_sequences") or None, "user": metadata.get("user_id", "")}
     wanted["structured_outputs"] = form
     wanted["thinking_token_budget"] = given.get("thinking", {}).get("budget_tokens")
@@ -158,17 +158,17 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
 
 
 def parse_count(body: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatOptions:
-    """The conversation that a body of `/v1/messages/count_tokens` holds.
+    """Parse the body of a `/v1/messages/count_tokens` request into its conversation.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     served_name(body, card, limits)
     return _conversation(read_fields(body, COUNT_FIELDS, NEUTRAL_COUNT), card, limits)[0]
 
 
 def _conversation(given: JsonObject, card: ModelCard, limits: RequestLimits) -> tuple[ChatOptions, JsonObject | None]:
-    """The conversation, and its answer's `structured_outputs`; None for free text."""
+    """The conversation, and the `structured_outputs` of its answer (None for free text)."""
     if not card.has_chat_template:
         message = "The served model has no chat template; use /v1/completions."
         raise InvalidParameter("messages", message, code="unsupported_model")
@@ -192,10 +192,10 @@ def _conversation(given: JsonObject, card: ModelCard, limits: RequestLimits) -> 
 
 
 def _continues(turns: list[Message]) -> bool:
-    """Whether the last turn is an assistant's, so that its text is to be continued.
+    """Whether the last turn is an assistant's, whose text the answer continues.
 
     Raises:
-        InvalidParameter: it ends with calls, which cannot be continued.
+        InvalidParameter: the last turn ends with calls, which cannot be continued.
     """
     if turns[-1].tool_calls:
         raise InvalidParameter("messages", "messages: the results of the last message's calls are missing.")

@@ -1,7 +1,7 @@
 """Anthropic's `tools`, `tool_choice` and `thinking`: what the model may call, and whether it thinks first.
 
-As at Anthropic, a model thinks only when asked to: where its chat template has a switch, thinking is turned off, and
-what a model thinks nevertheless is left out of the answer.
+As at Anthropic, a model thinks only on request. Otherwise thinking is turned off, if its chat template has a switch,
+and any reasoning is left out of the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOOL_SCHEMA = {
 
 
 def _kind_schema(kinds: Sequence[str], required: Sequence[str] = (), **own: JsonObject) -> JsonObject:
-    """The schema of an object whose `type` is one of `words`, with the fields that only these types have."""
+    """The schema of an object whose `type` is one of `kinds`, with the fields that only these types have."""
     word: JsonObject = {"const": kinds[0]} if len(kinds) == 1 else {"enum": list(kinds)}
     return {
         "type": "object",
@@ -116,10 +116,10 @@ _THINKING_FIELDS = (
 
 
 def read_message_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
-    """The offer that `tools` and `tool_choice` make.
+    """Parse `tools` and `tool_choice`.
 
     Raises:
-        InvalidParameter: a tool is malformed, or the choice names none of the tools.
+        InvalidParameter: a tool is malformed, or the choice names an unknown tool.
     """
     values: list[Any] = given.get("tools", [])
     tools = [_tool(value, f"tools.{index}", limits) for index, value in enumerate(values)]
@@ -155,10 +155,10 @@ def _choice(rules: JsonObject, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def read_thinking(given: JsonObject, card: ModelCard) -> tuple[ReasoningUse, Variables]:
-    """Whether the answer shows the model's reasoning, and the variables for its chat template.
+    """Parse `thinking`: whether the answer shows the reasoning, and the chat template's variables.
 
     Raises:
-        InvalidParameter: it is malformed, or more than this model or server can do; names the field.
+        InvalidParameter: `thinking` is malformed, or this model or server does not support it; names the field.
     """
     if "thinking" not in given:
         return ReasoningUse.HIDDEN, switch_variables(card, on=False)

@@ -1,4 +1,4 @@
-"""OpenAI's endpoints: chat, completions, responses, embeddings and models; `/generate` takes the same fields."""
+"""OpenAI's endpoints (chat, completions, responses, embeddings, models), scoring, and `/generate`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["SCHEMAS", "routes"]
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Every endpoint of this room."""
+    """All routes of this package."""
     modules = (chat, completions, generate, models, embeddings, scoring, responses)
     return tuple(route for module in modules for route in module.routes(serving))

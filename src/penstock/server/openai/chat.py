@@ -1,6 +1,6 @@
-"""`POST /v1/chat/completions`: its fields, how a body is parsed, and OpenAI's chat objects for the answer.
+"""`POST /v1/chat/completions`: its fields, request parsing, and OpenAI's chat objects for the answer.
 
-`max_tokens` is the rest of the context unless given.
+`max_tokens` defaults to the rest of the context.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ NEUTRAL_CHAT: Neutrals = NEUTRAL_COMMON | {
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
-    "function_call": ("none", "auto"),  # with no functions there is none to call
+    "function_call": ("none", "auto"),  # without functions there is none to call
     "functions": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -100,10 +100,10 @@ NEUTRAL_CHAT: Neutrals = NEUTRAL_COMMON | {
 
 
 def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ParsedRequest:
-    """The request in `body`.
+    """Parse the request body.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, CHAT_FIELDS, NEUTRAL_CHAT)
@@ -133,7 +133,7 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
 
 
 def _num_logprobs(given: JsonObject) -> int | None:
-    """How many alternatives to each token are wanted; None where no log probabilities are."""
+    """How many alternatives to each token are requested; None without log probabilities."""
     top: int = given.pop("top_logprobs", 0)
     if given.get("logprobs", False):
         return top
@@ -143,7 +143,7 @@ def _num_logprobs(given: JsonObject) -> int | None:
 
 
 def _message_object(delta: ChoiceDelta) -> JsonObject:
-    """A whole answer as a message. As at OpenAI, an answer of nothing but calls has no content."""
+    """A complete answer as a message. As at OpenAI, an answer that consists of calls alone has no content."""
     calls = _call_objects(delta.calls)
     message: JsonObject = {"role": "assistant", "content": delta.text if delta.text or not calls else None}
     message["refusal"] = None
@@ -163,7 +163,7 @@ def _piece_object(piece: CallPiece) -> JsonObject:
 
 
 def _call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
-    """Whole calls, for a chat message."""
+    """Complete calls, for a chat message."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in made_calls(pieces)
@@ -171,7 +171,7 @@ def _call_objects(pieces: Iterable[CallPiece]) -> list[JsonObject]:
 
 
 class ChatFormatter:
-    """OpenAI's `chat.completion` and `chat.completion.chunk`. Each answer has its own instance."""
+    """OpenAI's `chat.completion` and `chat.completion.chunk`. One instance per answer."""
 
     def __init__(self, response_id: str, model: str, created: int, logprobs: bool) -> None:
         self._head = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
@@ -196,7 +196,7 @@ class ChatFormatter:
         return self._chunk(index, {"role": "assistant", "content": ""})
 
     def piece(self, delta: ChoiceDelta) -> JsonObject | None:
-        """A chunk with text, reasoning or a piece of a call."""
+        """A chunk with text, reasoning or pieces of calls; None if it would be empty."""
         said: JsonObject = {}
         if delta.reasoning:
             said["reasoning_content"] = delta.reasoning
@@ -213,7 +213,7 @@ class ChatFormatter:
         return chunk
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The chunk with the usage, which belongs to no choice."""
+        """The chunk with the usage; it has no choices."""
         return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": chat_usage_object(usage)}
 
     def _chunk(
@@ -229,7 +229,7 @@ class ChatFormatter:
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """`POST /v1/chat/completions`, and what is stored of its answers."""
+    """`POST /v1/chat/completions`, and the routes of stored completions."""
     limits = serving.access.limits
     store = CompletionStore(limits.max_stored_responses, limits.max_stored_bytes, serving.answers)
     serving.memory.watch("stored_completions", lambda: store.bytes)

@@ -1,7 +1,7 @@
-"""Stored chat completions: kept where a request says `store: true`, listed, found, relabelled and deleted by id.
+"""Stored chat completions: stored if the request says `store: true`; listed, and retrieved, relabelled, deleted by id.
 
-A stream is stored whole too, once it is complete; what was aborted or failed is not stored. Kept as `response_store`
-keeps responses.
+A stream is stored as one completion once it is complete; aborted or failed answers are not stored. They are kept in the
+same kind of store as responses (`response_store`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NO_NEUTRALS: Neutrals = {}
 
 @dataclass(frozen=True, slots=True)
 class StoredCompletion:
-    """A completion and what it answered.
+    """A completion and the messages that it answered.
 
     Attributes:
-        tenant: who made it; "" where the server has no keys.
+        tenant: who requested it; "" if the server has no keys.
         body: the chat completion, with its metadata.
-        messages: those of the request, as they came.
+        messages: the request's messages, unchanged.
     """
 
     tenant: str
@@ -57,7 +57,7 @@ class StoredCompletion:
         return completion_id
 
     def size(self) -> int:
-        """Bytes of memory, nearly."""
+        """Approximate size in memory, in bytes."""
         return weight(self.record())
 
     def record(self) -> bytes:
@@ -65,7 +65,7 @@ class StoredCompletion:
         return encode([self.body, *self.messages])
 
     def labelled(self, metadata: Mapping[str, str]) -> StoredCompletion:
-        """The same with other labels."""
+        """The same completion with other labels."""
         return replace(self, body=self.body | {"metadata": dict(metadata)})
 
 
@@ -82,12 +82,12 @@ class CompletionStore(Store[StoredCompletion]):
 
 @dataclass(frozen=True, slots=True)
 class Storing:
-    """A delivery that stores what it delivered.
+    """A delivery that also stores the answer.
 
     Attributes:
-        inner: delivers.
-        formatter: makes the whole completion, whatever is delivered.
-        entry: what is stored, but for the completion.
+        inner: the delivery to the client.
+        formatter: builds the complete completion, even if chunks are delivered.
+        entry: what to store, except for the completion itself.
     """
 
     inner: Delivery
@@ -97,20 +97,20 @@ class Storing:
     num_choices: int
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Deliver; before the end of a complete answer is sent, store it."""
+        """Deliver, and store a complete answer before its end is sent."""
         outputs.kept = Transcript(self.num_choices)
         writer.before = partial(self._keep, outputs)
         await self.inner.deliver(outputs, writer)
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """As the delivery inside."""
+        """Fail as `inner` does."""
         await self.inner.fail(error, usage, writer)
 
     async def _keep(self, outputs: OutputStream) -> None:
-        """Store the completion once it is complete, and wait until it would survive the end of the server."""
+        """If the completion is complete, store it, and wait until it would survive the end of the server."""
         if outputs.kept is None or not outputs.complete:
             return
-        kept, outputs.kept = outputs.kept, None  # once, whatever comes of it
+        kept, outputs.kept = outputs.kept, None  # only once, even if this fails
         whole = self.formatter.whole(kept.choices(), outputs.usage)
         self.store.put(replace(self.entry, body=whole | {"metadata": self.entry.body["metadata"]}))
         await self.store.settled()
@@ -179,7 +179,7 @@ def stored_routes(serving: Serving, store: CompletionStore) -> tuple[Route, ...]
 
 
 def _fits(body: JsonObject, query: Mapping[str, list[str]]) -> bool:
-    """Whether a completion has the model and the labels that were asked for."""
+    """Whether a completion has the requested model and labels."""
     if "model" in query and body["model"] != query["model"][-1]:
         return False
     wanted = {name[len("metadata[") : -1]: values[-1] for name, values in query.items() if name.startswith("metadata[")}

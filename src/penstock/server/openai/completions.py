@@ -1,6 +1,6 @@
-"""`POST /v1/completions`: its fields, how a body is parsed, and OpenAI's text completion objects for the answer.
+"""`POST /v1/completions`: its fields, request parsing, and OpenAI's text completion objects for the answer.
 
-`max_tokens` is 16 unless given, as at OpenAI; 0 generates nothing: with `echo` and `logprobs` a prompt is scored.
+`max_tokens` defaults to 16, as at OpenAI. With 0 nothing is generated: `echo` and `logprobs` then score the prompt.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ NEUTRAL_COMPLETION: Neutrals = NEUTRAL_COMMON | {
 
 
 def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ParsedRequest:
-    """The request in `body`.
+    """Parse the request body.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, COMPLETION_FIELDS, NEUTRAL_COMPLETION)
     aliases = response_format_alias(given)
     prompt_only = given.get("max_tokens") == 0
     if prompt_only:
-        given["max_tokens"] = 1  # the engine computes a prompt to generate; `prompt_only` leaves the token out
+        given["max_tokens"] = 1  # the engine always generates a token; `prompt_only` leaves it out
     options, stream = read_options(given, {"max_tokens": 16}, aliases, card, limits), given.get("stream", False)
     parts = split_prompts(given.get("prompt"), "prompt", limits.max_prompts)
     prompts = [read_prompt(part, path, card, limits) for path, part in parts]
@@ -105,7 +105,7 @@ def _check_count(prompts: int, params: SamplingParams, limits: RequestLimits) ->
 
 
 class CompletionFormatter:
-    """OpenAI's `text_completion`, whole or in pieces. Each answer has its own instance."""
+    """OpenAI's `text_completion`, complete or in chunks. One instance per answer."""
 
     def __init__(self, response_id: str, model: str, created: int, logprobs: bool) -> None:
         self._head = {
@@ -118,7 +118,7 @@ class CompletionFormatter:
         self._logprobs = logprobs
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
-        """The whole `text_completion`."""
+        """The complete `text_completion`."""
         objects = [
             {**self._choice(delta), "finish_reason": finished.reason.value, "stop_reason": finished.stop}
             for delta, finished in choices
@@ -129,7 +129,7 @@ class CompletionFormatter:
         """Completions have no role to open with."""
 
     def piece(self, delta: ChoiceDelta) -> JsonObject | None:
-        """A chunk with text."""
+        """A chunk with text; None if it would be empty."""
         if not delta.text and not (self._logprobs and delta.tokens):
             return None
         return {**self._head, "choices": [self._choice(delta)]}
@@ -146,7 +146,7 @@ class CompletionFormatter:
         return {**self._head, "choices": [choice]}
 
     def usage(self, usage: Usage) -> JsonObject:
-        """The chunk with the usage, which belongs to no choice."""
+        """The chunk with the usage; it has no choices."""
         return {**self._head, "choices": [], "usage": usage_object(usage)}
 
     def _choice(self, delta: ChoiceDelta) -> JsonObject:
@@ -164,12 +164,12 @@ class CompletionFormatter:
 
 
 def _token_logprob(token: TokenPiece) -> float | None:
-    """None for a prompt's first token, which nothing predicts."""
+    """The token's log probability; None for the first token of a prompt, which has none."""
     return None if math.isnan(token.logprob) else finite_logprob(token.logprob)
 
 
 def _top_object(token: TokenPiece) -> JsonObject | None:
-    """Text -> log probability, of the top tokens and then the chosen one; of equal texts the more likely counts."""
+    """Text -> log probability of the top tokens and the chosen one; of equal texts, the most likely token counts."""
     if math.isnan(token.logprob):
         return None
     texts: JsonObject = {}

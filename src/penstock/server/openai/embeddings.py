@@ -1,6 +1,6 @@
-"""`POST /v1/embeddings`: texts or token ids in, one vector for each out, as OpenAI's endpoint of this name.
+"""`POST /v1/embeddings`: one vector for each text or list of token ids, as OpenAI's endpoint of this name.
 
-A vector is written as base64 of float32, or as numbers. Only some inputs of a request are in the engine at once, so
+A vector is encoded as base64 of float32, or as numbers. Only some inputs of a request are in the engine at once, so
 that a long list does not fill its queue.
 """
 
@@ -85,17 +85,17 @@ NEUTRAL_EMBEDDINGS: Neutrals = {
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """The request in a body, and how its vectors are written."""
+    """A parsed request, and the encoding of its vectors."""
 
     parsed: ParsedRequest
     encoding_format: str
 
 
 def parse_embeddings(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> EmbeddingRequest:
-    """The request that `body` holds.
+    """Parse the request body.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, EMBEDDING_FIELDS, NEUTRAL_EMBEDDINGS)
@@ -133,7 +133,7 @@ def _spec(given: JsonObject, card: ModelCard) -> EmbeddingSpec:
 
 
 def most_tokens(given: JsonObject, card: ModelCard) -> int:
-    """How many tokens of an input are kept; 0 to refuse inputs that are too long."""
+    """How many tokens of each input to keep; 0 to reject inputs that are too long."""
     most = given.get("truncate_prompt_tokens")
     if most is None:
         return 0
@@ -144,7 +144,7 @@ def most_tokens(given: JsonObject, card: ModelCard) -> int:
 
 
 def _read_input(value: Any, path: str, cut: bool, card: ModelCard, limits: RequestLimits) -> Prompt:
-    """One input: a text or token ids. They must fit the context, unless they will be `cut`."""
+    """Parse one input: text or token ids. Token ids must fit the context, unless they will be truncated (`cut`)."""
     if not isinstance(value, str | list):
         raise InvalidParameter(path, f"{path} must be a string or a list of token ids.", code="invalid_type")
     if not value:
@@ -175,10 +175,11 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
 
 async def wait_for_vectors(outputs: OutputStream, count: int, seconds: float) -> None:
-    """Read `outputs` until each of its `count` requests has its vector, for `seconds` at most (0: for any time).
+    """Read `outputs` until all `count` requests have their vectors, for at most `seconds` (0: no limit).
 
     Raises:
-        RequestError: the request was aborted, or its time is up.
+        RequestTimedOut: its time is up.
+        RequestError: the request was aborted.
     """
     try:
         async with asyncio.timeout(seconds or None), aclosing(outputs.stream()) as stream:
@@ -191,10 +192,10 @@ async def wait_for_vectors(outputs: OutputStream, count: int, seconds: float) ->
 
 
 class _EmbeddingDelivery:
-    """All vectors in one JSON object, once the last one is there.
+    """Sends all vectors in one JSON object, once the last one has been computed.
 
     Args:
-        seconds: how long all of them together may take; 0 for any time.
+        seconds: time limit for all of them together; 0 for none.
     """
 
     def __init__(self, parsed: ParsedRequest, encoding_format: str, seconds: float) -> None:
@@ -210,10 +211,10 @@ class _EmbeddingDelivery:
         await writer.respond(Response(body, media_type="application/json"))
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Nothing: a whole answer is sent at once, so it cannot fail after it has started."""
+        """Do nothing: the answer is sent at once, so it cannot fail after it has started."""
 
     async def _body(self, vectors: dict[int, bytes], usage: Usage) -> bytes:
-        """The JSON, built one vector at a time: thousands in one go would hold up every other answer."""
+        """The JSON body, built one vector at a time: thousands in one go would hold up every other answer."""
         items = []
         for index in range(self._count):
             vector = self._written(vectors[index])

@@ -56,10 +56,10 @@ NEUTRAL_GENERATE: Neutrals = NEUTRAL_COMMON | {
 
 
 def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ParsedRequest:
-    """The request in `body`.
+    """Parse the request body.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     served_name(body, card, limits)
     given = read_fields(body, GENERATE_FIELDS, NEUTRAL_GENERATE)
@@ -85,10 +85,10 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
 
 
 class GenerateFormatter:
-    """The simple endpoint's one object."""
+    """Formats the simple endpoint's answer."""
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
-        """The whole answer: the only choice and the usage."""
+        """The complete answer: the only choice and the usage."""
         ((delta, finished),) = choices
         return {"text": delta.text, "finish_reason": finished.reason.value, "usage": usage_object(usage)}
 

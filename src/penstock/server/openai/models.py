@@ -1,6 +1,6 @@
 """`GET /v1/models` and `GET /v1/models/{model_id}`: the served model, once for each of its names.
 
-Both vendors have these paths: who sends the header `anthropic-version` is answered in Anthropic's form.
+Both vendors have these paths: a request with the header `anthropic-version` is answered in Anthropic's format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_MODELS = 1000
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Both endpoints."""
+    """Both endpoints, and the refusal to delete a model."""
     card = serving.card
 
     async def list_models(http_request: Request) -> Response:
@@ -59,7 +59,7 @@ def _anthropic_list(card: ModelCard, query: Mapping[str, str]) -> JsonObject:
     """A page of Anthropic's list of models.
 
     Raises:
-        InvalidParameter: the page is described wrongly.
+        InvalidParameter: a query parameter is unknown or invalid.
     """
     names = list(card.names)
     for name in query:

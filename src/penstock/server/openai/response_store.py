@@ -1,8 +1,8 @@
-"""Stored answers: found again by id, by the API key that made them, until newer ones take their place.
+"""Stored answers, which the API key that made them can retrieve by id until newer ones displace them.
 
-When the count or the bytes exceed the limits, the least recently used ones are dropped. That may be a response that is
-still being made: its answer goes on, but nobody finds it here. All are kept in memory. With a journal each state is
-also written down there, and what is there when the server starts is found again. Confined to one event loop.
+When the count or the size exceeds its limit, the least recently used answers are dropped. That may be a response that
+is still in progress: it goes on, but cannot be retrieved. All answers are kept in memory. With a journal, each state is
+also written to disk, and the server loads them when it starts. Confined to one event loop.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ POSITION_BYTES = 80
 
 
 class Stored(Protocol):
-    """What a store keeps."""
+    """An answer in a store."""
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The answer's id."""
         ...
 
     @property
     def tenant(self) -> str:
-        """Who made it; "" where the server has no keys."""
+        """Who requested it; "" if the server has no keys."""
         ...
 
     def size(self) -> int:
-        """Bytes, nearly."""
+        """Approximate size in bytes."""
         ...
 
     def record(self) -> bytes:
-        """All of it, as it is written down."""
+        """The complete answer, as it is written to the journal."""
         ...
 
 
@@ -54,14 +54,14 @@ S = TypeVar("S", bound=Stored)
 
 @dataclass(slots=True)
 class SentStream:
-    """The stream of a response, for those who ask for its rest by an event's number. Confined to one event loop.
+    """The stream of a response, for clients that ask for its rest by event number. Confined to one event loop.
 
     Attributes:
-        wanted: the request, on its caller's behalf; None where a server before this one sent the stream:
-            what its numbers meant is not known any more.
-        positions: of each event that was sent, by its number, as in its id.
-        renumbered: whether the events were sent once more since then as `responses_stored` makes them of the whole
-            response: numbers are those of that stream now.
+        wanted: the request, bound to its caller; None if an earlier server sent the stream: the meaning of its event
+            numbers is lost.
+        positions: the position of each event that was sent, by event number, as in the event's id.
+        renumbered: whether the events have since been sent again as `responses_stored` builds them from the complete
+            response: event numbers now refer to that stream.
     """
 
     wanted: ResponseRequest | None
@@ -69,20 +69,20 @@ class SentStream:
     renumbered: bool = False
 
     def size(self) -> int:
-        """Bytes, nearly: of the prompt and of the positions."""
+        """Approximate size in bytes of the prompt and the positions."""
         prompt = None if self.wanted is None else self.wanted.parsed.requests[0].prompt
         return POSITION_BYTES * len(self.positions) + (prompt.num_chars if isinstance(prompt, ChatPrompt) else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a response in the background is generated from again where the server ends before it has.
+    """What to generate a background response from again, if the server ends before it is finished.
 
     Attributes:
-        body: the request's.
-        before: how many messages of its conversation are those of `previous_response_id`.
-        starts: how often it was begun.
-        same_model: whether all that the answer depends on beside its request is as it was.
+        body: the request's body.
+        before: how many messages of its conversation come from `previous_response_id`.
+        starts: how often it was started.
+        same_model: whether everything that the answer depends on besides its request is unchanged.
     """
 
     body: JsonObject
@@ -96,11 +96,11 @@ class StoredResponse:
     """The latest state of a response.
 
     Attributes:
-        tenant: who made it; "" where the server has no keys.
+        tenant: who requested it; "" if the server has no keys.
         body: the response object.
         history: the conversation up to and including its answer, without the instructions.
-        stream: its events, where it was streamed.
-        asked: of one in the background, until it has ended, where it would be generated again after a restart.
+        stream: a record of its events, if it was streamed.
+        asked: for a background response in progress that is to be generated again after a restart; otherwise None.
     """
 
     tenant: str
@@ -111,7 +111,7 @@ class StoredResponse:
 
     @classmethod
     def restored(cls, kept: KeptAnswer) -> StoredResponse:
-        """The one that was written down as `kept`."""
+        """Read a response from its journal entry."""
         known = json.loads(kept.content)
         history = tuple(map(_read_turn, known["history"]))
         stream = SentStream(None) if known["streamed"] else None
@@ -125,7 +125,7 @@ class StoredResponse:
         return response_id
 
     def size(self) -> int:
-        """Bytes of memory, nearly: its object, the text of its history, and what is known of its stream and request."""
+        """Approximate bytes of memory for its object, the text of its history, its stream, and its request."""
         stream = 0 if self.stream is None else self.stream.size()
         asked = 0 if self.asked is None else weight(encode(self.asked.body))
         return weight(encode(self.body)) + sum(map(_bytes, self.history)) + stream + asked
@@ -140,7 +140,7 @@ class StoredResponse:
 
 
 def _turn(message: Message) -> JsonObject:
-    """A message as it is written down: what is not empty of it."""
+    """A message as it is written to the journal: its non-empty fields."""
     return {name: value for name, value in asdict(message).items() if value}
 
 
@@ -156,19 +156,19 @@ def _bytes(turn: Message) -> int:
 
 
 class Store(Generic[S]):
-    """Answers of one kind; see the module.
+    """Stores answers of one kind; see the module.
 
     Args:
-        max_count: how many are kept.
-        max_bytes: of all together, nearly.
-        answers: where they are written down; those that are there already are taken from there.
+        max_count: most answers to keep.
+        max_bytes: limit on their approximate total size.
+        answers: the journal to load answers from and write them to; None to keep them in memory alone.
 
     Raises:
-        ConfigError: what is there cannot be read.
+        ConfigError: the journal cannot be read.
 
     Attributes:
-        kind: what one of them is called in errors, and in their codes.
-        bytes: of those that are kept, nearly.
+        kind: the name of such an answer in errors and in their codes.
+        bytes: approximate total size of the stored answers.
     """
 
     kind = "answer"
@@ -191,34 +191,34 @@ class Store(Generic[S]):
         return self._answers is not None
 
     def restored(self, kept: KeptAnswer) -> S:
-        """The one that was written down as `kept`."""
+        """Read an answer from its journal entry."""
         raise NotImplementedError
 
     def put(self, stored: S) -> None:
-        """Remember one, or its newer state."""
+        """Store an answer, or its newer state."""
         if self._answers is not None:
             self._answers.put(KeptAnswer(self.kind, stored.id, stored.tenant, stored.record()))
         self._take(stored)
 
     def update(self, stored: S) -> None:
-        """As `put`, unless it was deleted or dropped meanwhile."""
+        """As `put`, unless the answer was deleted or dropped meanwhile."""
         if stored.id in self._entries:
             self.put(stored)
 
     async def settled(self) -> None:
-        """Return when what was put and deleted so far would survive the end of this process, where anything does."""
+        """With a journal, wait until everything put and deleted so far would survive the end of this process."""
         if self._answers is not None:
             await self._answers.settled()
 
     def all(self, tenant: str) -> list[S]:
-        """Those that `tenant` made."""
+        """All answers that `tenant` requested."""
         return [stored for stored, _ in self._entries.values() if stored.tenant == tenant]
 
     def get(self, stored_id: str, tenant: str, param: str = "") -> S:
-        """The one of that id, if `tenant` made it.
+        """The answer with this id, if `tenant` requested it.
 
         Raises:
-            HttpRefusal: there is none, or another caller made it; the error does not say which.
+            HttpRefusal: there is none, or another caller requested it; the error does not say which.
         """
         entry = self._entries.get(stored_id)
         if entry is None or entry[0].tenant != tenant:
@@ -230,7 +230,7 @@ class Store(Generic[S]):
         return entry[0]
 
     def delete(self, stored_id: str, tenant: str) -> None:
-        """Forget one.
+        """Delete an answer.
 
         Raises:
             HttpRefusal: as `get`.
@@ -244,7 +244,7 @@ class Store(Generic[S]):
         try:
             stored = self.restored(kept)
         except (KeyError, TypeError, ValueError) as error:
-            why = type(error).__name__  # its message may hold text
+            why = type(error).__name__  # its message may contain user text
             log.warning("a stored %s in the journal cannot be read and is removed: %s: %s", self.kind, kept.id, why)
             self._drop(kept.id)
         else:
@@ -280,10 +280,10 @@ class ResponseStore(Store[StoredResponse]):
         return StoredResponse.restored(kept)
 
     def unfinished(self) -> list[StoredResponse]:
-        """Those that are being made, the oldest first."""
+        """The responses in progress, oldest first."""
         return [stored for stored, _ in self._entries.values() if stored.body["status"] == "in_progress"]
 
     def peek(self, response_id: str) -> StoredResponse | None:
-        """The response of that id, whoever made it; None where there is none."""
+        """The response with this id, whoever requested it; None if there is none."""
         entry = self._entries.get(response_id)
         return None if entry is None else entry[0]

@@ -1,7 +1,7 @@
-"""`/v1/responses`: create, get, cancel, delete, count, compact, and list what was answered, as OpenAI's endpoints.
+"""`/v1/responses`: create, get, cancel, delete, count tokens, compact, and list input items, as OpenAI's endpoints.
 
-A response is stored when it begins and when it ends, unless `store` is false. If its client leaves, it ends as
-cancelled; a background response goes on by itself.
+A response is stored when it begins and when it ends, unless `store` is false. If its client disconnects, it ends as
+cancelled; a background response goes on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_DIGITS = 18
 
 
 class Responses:
-    """The responses of one application: those stored, and those made in the background."""
+    """The responses of one application: the stored ones, and those generated in the background."""
 
     def __init__(self, serving: Serving) -> None:
         limits = serving.access.limits
@@ -66,7 +66,7 @@ class Responses:
         self._background = BackgroundResponses(serving, self.store)
 
     async def create(self, http_request: Request) -> Response:
-        """Make a response, or the rest of one: whole, in events, or in the background."""
+        """Create a response, complete, as events, or in the background; or send the rest of an interrupted one."""
         caller = caller_of(http_request.scope)
 
         def parse(body: JsonObject, response_id: str) -> tuple[ParsedRequest, tuple[ResponseRequest, JsonObject]]:
@@ -87,14 +87,14 @@ class Responses:
         return self._serving.respond(parsed, Kept(WholeDelivery(formatter, parsed.num_choices), formatter, self.store))
 
     def _sent_stream(self, wanted: ResponseRequest) -> SentStream:
-        """What is known of the stream of a request that may have been sent before."""
+        """The record of the response's earlier stream, if this server sent one; otherwise a new record."""
         known = self.store.peek(wanted.parsed.id)
         if known is None or known.stream is None or known.stream.wanted is None:
             return SentStream(wanted)
         return known.stream
 
     def _stream(self, wanted: ResponseRequest, caller: Caller, stream: SentStream) -> Response:
-        """The events of a response, those that the client has left out."""
+        """Stream a response, without the events that the client already has."""
         parsed = wanted.parsed
         formatter = Keeper(self.store, wanted, caller.name, stream).formatter()
         delivery = NamedEventDelivery(parsed, formatter, stream.positions)
@@ -104,7 +104,7 @@ class Responses:
         return self._serving.respond(parsed, Kept(delivery, formatter, self.store))
 
     async def cancel(self, response_id: str, caller: Caller) -> JsonObject:
-        """End a response that is being made; one that has ended stays as it is."""
+        """Cancel a response in progress; one that has ended stays as it is."""
         stored = self.store.get(response_id, caller.name)
         if stored.body["status"] != "in_progress":
             return stored.body
@@ -114,7 +114,7 @@ class Responses:
         return self.store.get(response_id, caller.name).body
 
     async def count(self, http_request: Request) -> Response:
-        """How many tokens an input has, as its conversation is written for the model."""
+        """Count the tokens of an input, as its conversation is formatted for the model."""
         caller = caller_of(http_request.scope)
 
         def parse(body: JsonObject) -> ResponseRequest:
@@ -129,7 +129,7 @@ class Responses:
         return json_response(200, {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
     async def compact(self, http_request: Request) -> Response:
-        """Make a conversation shorter; see `responses_compact`."""
+        """Compact a conversation; see `responses_compact`."""
         caller = caller_of(http_request.scope)
         response_id = "resp_" + secrets.token_hex(16)
 
@@ -144,10 +144,10 @@ class Responses:
         return self._serving.respond(self._serving.bind(asked, http_request), WholeDelivery(formatter, 1))
 
     def replay(self, response_id: str, caller: Caller, after: int) -> Response:
-        """The events of a stored response with numbers above `after`; of one in the background, when it has ended.
+        """Send the events of a stored response numbered above `after`; for a background response, once it has ended.
 
-        One that was streamed is generated again, so that it goes on exactly behind that event; but if it is complete,
-        and all of its events are asked for, they are made of the whole.
+        A streamed response is generated again, so that it continues exactly after that event. But if all events are
+        requested, and it is complete or an earlier server streamed it, they are built from the stored response.
         """
         stored = self.store.get(response_id, caller.name)
         stream = stored.stream
@@ -158,7 +158,7 @@ class Responses:
 
         async def events() -> AsyncGenerator[bytes, None]:
             await self._background.ended(response_id)
-            with suppress(HttpRefusal):  # it was deleted meanwhile
+            with suppress(HttpRefusal):  # deleted meanwhile
                 for event in stored_events(self.store.get(response_id, caller.name).body):
                     if event["sequence_number"] > after:
                         yield named_event(event)
@@ -166,7 +166,7 @@ class Responses:
         return StreamingResponse(events(), headers=EVENT_HEADERS)
 
     def _rest(self, stream: SentStream, caller: Caller, after: int) -> Response:
-        """The events of a stream that was sent before, from the one after this number on."""
+        """Send the rest of an earlier stream, after the event numbered `after`."""
         if stream.wanted is None:
             raise _from_before()
         position = "" if after < 0 else END if after >= len(stream.positions) else stream.positions[after]
@@ -174,7 +174,7 @@ class Responses:
             return Response(headers=EVENT_HEADERS)
         if position == UNKNOWN:
             raise _from_before()
-        if self._serving.stopping.is_set():  # it is new work, though it is asked for with GET
+        if self._serving.stopping.is_set():  # it is new work, although the request is a GET
             raise ShuttingDown
         return self._stream(
             replace(stream.wanted, parsed=replace(stream.wanted.parsed, position=position)), caller, stream
@@ -199,7 +199,7 @@ def _from_before() -> HttpRefusal:
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """`POST /v1/responses`, `GET` and `DELETE /v1/responses/{response_id}`, and its `POST .../cancel`."""
+    """All routes under `/v1/responses`."""
     responses = Responses(serving)
     extra = request_body(fitted(RESPONSES_FIELDS, serving.card), NEUTRAL_RESPONSES, "input")
     described = answers("Response", stream="text/event-stream")

@@ -1,9 +1,9 @@
-"""OpenAI's `response` object while it is being made, and its events.
+"""Build OpenAI's `response` object and its events.
 
-A response is in_progress and then completed, incomplete, cancelled or failed. Its items have the order in which the
-model wrote them: reasoning, then messages and calls; text behind a call is a message of its own. Every event carries
+A response is in_progress and then completed, incomplete, cancelled or failed. Its items keep the order in which the
+model wrote them: reasoning, then messages and calls; text after a call is a message of its own. Every event carries
 the next `sequence_number`. The object that is sent, the one that is stored and the one that the events build are the
-same: a whole response is built as a streamed one, and its events are dropped.
+same, because a complete response is built as a streamed one and its events are dropped.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ TEXT_EVENTS = {REASONING: "response.reasoning_text", MESSAGE: "response.output_t
 
 @dataclass
 class _Item:
-    """An item while it is made.
+    """An output item in progress.
 
     Attributes:
-        index: its place in the output.
-        text: the pieces of its text; of a call, of the arguments.
-        call_id, name: a call's.
-        first_token, end_token: which of the choice's tokens are a message's; the end is None until it is known.
+        index: its index in the output.
+        text: the pieces of its text, or of a call's arguments.
+        call_id, name: those of a call; "" in other items.
+        first_token, end_token: the range of the choice's tokens in a message; the end is None until it is known.
     """
 
     kind: str
@@ -56,15 +56,15 @@ class _Item:
 
 
 class ResponsesFormatter:
-    """One response. Owned by the task that makes it.
+    """Formats one response. Owned by the task that generates it.
 
     Args:
-        head: id, time, model and the request's fields that a response repeats.
-        changed: called with the response object and the answer so far when it begins and when it ends.
-        logprobs: whether the message has the log probabilities of all tokens behind the reasoning.
+        head: id, time, model, and the fields of the request that a response repeats.
+        changed: called with the response object and the answer so far when the response begins and when it ends.
+        logprobs: whether messages include the log probabilities of all tokens after the reasoning.
 
     Attributes:
-        place: how much of the choice the events so far have said; of tokens, up to which of them.
+        place: how much of the choice the events so far cover; its tokens are counted only with `logprobs`.
         ended: whether the response has ended.
     """
 
@@ -75,7 +75,7 @@ class ResponsesFormatter:
         self._changed = changed
         self._stem = head["id"].removeprefix("resp_")
         self._items: list[_Item] = []
-        self._open = False  # whether the last item is being sent
+        self._open = False  # whether the last item is still being sent
         self._told = 0  # characters of messages so far
         self._logprobs = logprobs
         self._tokens: list[TokenPiece] = []
@@ -86,7 +86,7 @@ class ResponsesFormatter:
         self.ended = False
 
     def begin(self) -> JsonObject:
-        """The response before it has any text."""
+        """Begin the response, and return it without any output."""
         return self._stored(self._object("in_progress", [], None))
 
     def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
@@ -97,13 +97,13 @@ class ResponsesFormatter:
         return self._end(STATUSES[finished.reason], usage)
 
     def opening(self) -> Iterator[JsonObject]:
-        """The response without any item."""
+        """The events before any item."""
         response = self._object("in_progress", [], None)
         yield self._event("response.created", response=response)
         yield self._event("response.in_progress", response=response)
 
     def piece(self, delta: ChoiceDelta) -> Iterator[JsonObject]:
-        """More reasoning, text, or arguments of a call."""
+        """The events for more reasoning, text, or call arguments."""
         if self._logprobs:
             self._tokens += delta.tokens
             self._reasoning_tokens += delta.reasoning_tokens
@@ -122,7 +122,7 @@ class ResponsesFormatter:
         self._told += len(delta.text)
 
     def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
-        """The end of the last item, and the end of the response."""
+        """The events that end the last item and the response."""
         status = STATUSES[finished.reason]
         yield from self._last_events(status)
         response = self._end(status, usage)
@@ -134,7 +134,7 @@ class ResponsesFormatter:
         yield from self._close(status)
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterator[JsonObject]:
-        """The failed response."""
+        """The event that ends the response as failed."""
         yield self._event("response.failed", response=self.fail(error["error"]["message"], usage))
 
     def fail(self, message: str, usage: Usage) -> JsonObject:
@@ -142,14 +142,14 @@ class ResponsesFormatter:
         return self._end("failed", usage, {"code": "server_error", "message": message})
 
     def cancel(self) -> None:
-        """End the response because nobody waits for it any more."""
+        """End the response as cancelled, if it has not ended."""
         if not self.ended:
             self._end("cancelled", None)
 
-    # --- items, as they are sent
+    # --- events of items
 
     def _into(self, kind: str) -> Iterator[JsonObject]:
-        """The events that lead from the present state into an item of this kind."""
+        """The events that close the open item and open one of this kind, unless one is open."""
         if self._open and self._items[-1].kind == kind:
             return
         yield from self._close("completed")
@@ -168,7 +168,7 @@ class ResponsesFormatter:
         return self._event("response.output_item.added", output_index=item.index, item=begun)
 
     def _say(self, text: str, end: int | None = None) -> Iterator[JsonObject]:
-        """The next piece of a part; a message's has the tokens, up to `end`, that no event has had yet."""
+        """The event for more text of the last item; in a message, with the unsent tokens before `end`."""
         item = self._items[-1]
         item.text.append(text)
         extras: JsonObject = {}
@@ -197,7 +197,7 @@ class ResponsesFormatter:
             yield self._event("response.function_call_arguments.delta", delta=arguments, **_place(item))
 
     def _close(self, status: str, end_token: int | None = None) -> Iterator[JsonObject]:
-        """The events that end the open item, if there is one."""
+        """The events that close the open item, if there is one."""
         if not self._open:
             return
         item = self._items[-1]
@@ -220,10 +220,10 @@ class ResponsesFormatter:
         done = self._object_of(item, status)
         yield self._event("response.output_item.done", output_index=item.index, item=done)
 
-    # --- items, as they are
+    # --- item objects
 
     def _output(self, status: str) -> list[JsonObject]:
-        """The items. The last one of a cut answer is incomplete, but for a call with all its arguments."""
+        """The items. The last one of a truncated answer is incomplete, unless it is a call with complete arguments."""
         items = self._items or [_Item(MESSAGE, PREFIXES[MESSAGE] + self._stem, 0)]
         return [self._object_of(item, status if item is items[-1] else "completed") for item in items]
 
@@ -251,7 +251,7 @@ class ResponsesFormatter:
         return self._tokens[item.first_token : item.end_token]
 
     def _calls(self) -> tuple[ToolCall, ...]:
-        """The calls as the conversation goes on from them: with arguments that can be shown to the model."""
+        """The calls for later turns of the conversation, with truncated arguments closed to valid JSON."""
         return tuple(
             ToolCall(item.call_id, item.name, closed("".join(item.text))) for item in self._items if item.kind == CALL
         )
@@ -267,7 +267,7 @@ class ResponsesFormatter:
         return self._stored(response)
 
     def _stored(self, response: JsonObject) -> JsonObject:
-        """`response`, once it was handed to `changed`."""
+        """Pass `response` and the answer so far to `changed`, and return `response`."""
         answer = Message("assistant", self._text(MESSAGE), self._calls(), reasoning=self._text(REASONING))
         self._changed(response, answer)
         return response
@@ -293,7 +293,7 @@ def _place(item: _Item) -> JsonObject:
 
 
 def _in_events(tokens: Sequence[TokenPiece]) -> list[JsonObject]:
-    """As in items, without the bytes, which OpenAI's events do not have."""
+    """Log probabilities as in items, but without `bytes`, which OpenAI's events do not have."""
     return [
         {name: value for name, value in each.items() if name != "bytes"}
         | {"top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in each["top_logprobs"]]}
@@ -302,7 +302,7 @@ def _in_events(tokens: Sequence[TokenPiece]) -> list[JsonObject]:
 
 
 def usage_of(usage: Usage) -> JsonObject:
-    """Token counts as responses write them."""
+    """The `usage` object of a response."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

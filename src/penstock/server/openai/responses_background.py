@@ -1,9 +1,9 @@
-"""Responses in the background: each is made in a task of its own, for nobody who waits.
+"""Background responses: each is generated in its own task, with no client waiting.
 
-Decides what becomes of one whose server ended before it had, however it ended: it is generated again from its request,
-which was written down before its caller was told that it is accepted. Its seed follows from its id, so it becomes what
-it would have been. It ends as failed instead where it would be another answer, where its caller has lost its key, and
-where it may be what ends the server. Confined to one event loop.
+Decides what happens to a response that was unfinished when its server stopped or crashed: the next server generates it
+again from its request, which was saved before its caller was told that it was accepted. Its seed derives from its id,
+so it gets the same answer. It fails instead if the answer would differ, if its caller's API key is gone, or if it may
+be what crashes the server. Confined to one event loop.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from penstock.server.openai.responses_request import ResponseRequest, parse_resp
 __all__ = ["BackgroundResponses"]
 
 MOST_STARTS = 5
-"""A response that is unfinished whenever the server ends may be why it ends."""
+"""Most times that one response is started: one that is never finished may be what crashes the server."""
 
 AGAIN_AT_ONCE = 16
-"""How many are generated again at the same time, beside what callers send meanwhile."""
+"""Most responses generated again at the same time, besides new requests."""
 
 PAUSE_SECONDS = 1.0
-"""Between two tries to generate one again where the engine has no room for it."""
+"""Between two attempts to generate a response again while the engine has no room for it."""
 
 log = logging.getLogger("penstock.server")
 
 
 class _NotAgain(Exception):
-    """A response that was not finished is not to be generated again; says why, to its caller."""
+    """An unfinished response must not be generated again; the message tells its caller why."""
 
 
 class BackgroundResponses:
-    """The responses of one application that are made in the background; see the module."""
+    """The background responses of one application; see the module."""
 
     def __init__(self, serving: Serving, store: ResponseStore) -> None:
         self._serving = serving
@@ -57,10 +57,15 @@ class BackgroundResponses:
         serving.around.append(self._while_serving)
 
     async def begin(self, wanted: ResponseRequest, body: JsonObject, tenant: str) -> JsonObject:
-        """Begin one, whose request has this body; the response as it is now, which would survive the server's end.
+        """Start a response, and return its response object once it would survive the end of the server.
+
+        Args:
+            wanted: the parsed request.
+            body: the request's body, from which the response can be generated again.
+            tenant: the caller's name.
 
         Raises:
-            Overloaded: its caller has as many requests at once as it may.
+            Overloaded: the caller is at its limit of requests at once.
         """
         outputs = OutputStream(self._serving.live, wanted.parsed)
         outputs.enter()
@@ -75,7 +80,7 @@ class BackgroundResponses:
         return response
 
     async def ended(self, response_id: str) -> None:
-        """Return when it is not being made, or not any more."""
+        """Wait until the response is not being generated."""
         making = self._tasks.get(response_id)
         if making is not None:
             await asyncio.wait([making])
@@ -98,7 +103,7 @@ class BackgroundResponses:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def _take_up(self, stored: StoredResponse) -> tuple[ParsedRequest, ResponsesFormatter] | None:
-        """What generates a response that was being made when the server ended; None where nothing should."""
+        """Prepare to generate an unfinished response again; if it must not be, end it and return None."""
         if stored.asked is None:  # its client's connection ended with the server
             self._end(stored, {"status": "cancelled"})
             return None
@@ -107,7 +112,7 @@ class BackgroundResponses:
         except (_NotAgain, RequestError) as error:
             self._fail(stored, str(error))
             return None
-        except Exception as error:  # one that cannot be read must not keep the others from being made
+        except Exception as error:  # an unreadable request must not hold up the others
             log_failure(error, stored.id)
             self._fail(
                 stored, "The server ended before this response was finished, and its request cannot be read again."
@@ -125,11 +130,11 @@ class BackgroundResponses:
         self._store.put(replace(stored, body=stored.body | state, asked=None))
 
     def _read_again(self, stored: StoredResponse, asked: Asked) -> ResponseRequest:
-        """The request as it was read before.
+        """Parse the saved request again.
 
         Raises:
-            _NotAgain: the response is to fail instead.
-            RequestError: this server does not take the request any more.
+            _NotAgain: the response must fail instead.
+            RequestError: this server no longer accepts the request.
         """
         unfinished = "The server ended before this response was finished"
         if not asked.same_model:
@@ -150,11 +155,11 @@ class BackgroundResponses:
         return replace(wanted, parsed=bound(self._serving.normalize(parsed)[0], caller))
 
     def _caller(self, tenant: str) -> Caller | None:
-        """Who has this name now."""
+        """The caller of this name; None if it no longer has a key."""
         known = self._serving.access.keys.callers or (Caller(),)
         return next((caller for caller in known if caller.name == tenant), None)
 
-    # --- making
+    # --- generating
 
     def _start(self, parsed: ParsedRequest, formatter: ResponsesFormatter, entered: OutputStream | None = None) -> None:
         def end(_: asyncio.Task[None]) -> None:
@@ -166,7 +171,7 @@ class BackgroundResponses:
         task.add_done_callback(end)
 
     async def _make(self, parsed: ParsedRequest, formatter: ResponsesFormatter, entered: OutputStream | None) -> None:
-        """Make a response that nobody waits for. One that is made again waits until there is room for it."""
+        """Generate a response in the background. One that is generated again waits until the engine has room."""
         again = entered is None
         async with self._again if again else nullcontext():
             while self._is_wanted(parsed.id):
@@ -177,7 +182,7 @@ class BackgroundResponses:
                     if again and isinstance(error, Overloaded):
                         await asyncio.sleep(PAUSE_SECONDS)
                         continue
-                    if not (self._store.durable and isinstance(error, EngineDead)):  # else the next server makes it
+                    if not (self._store.durable and isinstance(error, EngineDead)):  # else the next server generates it
                         formatter.fail(error_object(error)["error"]["message"], outputs.usage)
                 except Exception as error:
                     log_failure(error, "background response")
@@ -185,7 +190,7 @@ class BackgroundResponses:
                 return
 
     def _is_wanted(self, response_id: str) -> bool:
-        """Whether it was neither cancelled nor forgotten before it began."""
+        """Whether the response was neither cancelled nor removed before it began."""
         known = self._store.peek(response_id)
         return known is not None and known.body["status"] == "in_progress"
 

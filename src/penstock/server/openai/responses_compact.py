@@ -1,8 +1,8 @@
-"""`POST /v1/responses/compact`: a conversation made shorter, to go on from.
+"""`POST /v1/responses/compact`: shorten a conversation that is to go on.
 
-As at OpenAI the answer holds the user's messages as they are, and one `compaction` item in place of everything else.
-What stands in it is a summary that the served model wrote. Its `encrypted_content` is not encrypted here: it is the
-summary in base64, for the client to send back.
+As at OpenAI, the answer holds the user's messages unchanged, and one `compaction` item in place of everything else. The
+item contains a summary written by the served model. Its `encrypted_content` is not encrypted here: it is the summary in
+base64, for the client to send back.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ INSTRUCTION = (
 )
 
 MOST_TOKENS = 1024
-"""Of a summary."""
+"""Most tokens of a summary."""
 
 
 def compacting(request: EngineRequest) -> EngineRequest:
-    """The request for a summary of the conversation that `request` would answer."""
+    """Turn `request` into a request for a summary of its conversation."""
     prompt = request.prompt
     assert isinstance(prompt, ChatPrompt), "a response answers a conversation"
     asked = replace(prompt, messages=(*prompt.messages, Message("user", INSTRUCTION)), tools=())
@@ -48,7 +48,7 @@ class CompactionFormatter:
     """OpenAI's `response.compaction`.
 
     Args:
-        history: the conversation that is compacted.
+        history: the conversation to compact.
     """
 
     def __init__(self, response_id: str, history: tuple[Message, ...]) -> None:

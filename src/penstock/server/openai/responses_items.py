@@ -1,7 +1,7 @@
-"""Input items of `/v1/responses`, read into the contract's messages.
+"""Parse the input items of `/v1/responses` into the contract's messages.
 
-Reasoning, text and calls of the assistant in a row become one turn, as they were generated. Items and parts of other
-types are refused by name.
+Consecutive reasoning, text and calls of the assistant become one turn, as they were generated. Items and parts of other
+types are rejected; the error names the type.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ _NEUTRAL_PART: Neutrals = {"annotations": ([],), "prompt_cache_breakpoint": ()}
 
 
 def read_items(values: list[Any], before: tuple[Message, ...], limits: RequestLimits) -> tuple[Message, ...]:
-    """The conversation `before`, followed by these items.
+    """Append items to the conversation `before`.
 
     Raises:
-        InvalidParameter: an item is malformed, or answers a call that nobody made; names the field.
+        InvalidParameter: an item is malformed, answers an unknown call, or there are too many; names the field.
     """
     if len(before) + len(values) > limits.max_messages:
         raise InvalidParameter("input", f"A conversation may hold at most {limits.max_messages} messages.")
@@ -126,7 +126,7 @@ def read_items(values: list[Any], before: tuple[Message, ...], limits: RequestLi
 
 
 def _joined(turns: Iterable[Message]) -> list[Message]:
-    """The turns, with the parts of each assistant turn joined."""
+    """Join the messages that belong to the same assistant turn."""
     joined: list[Message] = []
     for turn in turns:
         if joined and _goes_on(joined[-1], turn):
@@ -137,10 +137,10 @@ def _joined(turns: Iterable[Message]) -> list[Message]:
 
 
 def _goes_on(turn: Message, later: Message) -> bool:
-    """Whether `later` continues the same assistant turn: first it thinks, then it speaks and calls."""
+    """Whether `later` continues the same assistant turn: reasoning comes first, then text and calls."""
     if turn.role != "assistant" or later.role != "assistant":
         return False
-    if turn.tool_calls and later.content:  # text behind calls that were not answered yet
+    if turn.tool_calls and later.content:  # text after calls that are still unanswered
         return True
     return bool(later.tool_calls) or not (turn.tool_calls or turn.content)
 
@@ -173,7 +173,7 @@ def _item(value: Any, path: str, made: dict[str, str]) -> Message:
 
 
 def _summary(encoded: str, path: str) -> str:
-    """The turn that stands for a conversation that was compacted."""
+    """Decode a compacted conversation into the text that stands for it."""
     try:
         text = base64.b64decode(encoded, validate=True).decode("utf-8")
     except ValueError:
@@ -203,7 +203,7 @@ def _part(value: Any, path: str, kinds: tuple[str, ...]) -> str:
 
 
 def _kind(value: Any, known: tuple[str, ...], path: str) -> str:
-    """The type that an item or part names; "" where it names none."""
+    """The type that an item or part names; "" if it names none."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         return ""

@@ -1,4 +1,4 @@
-"""How the states of a response reach the store while it is made, and its formatter, which tells of them."""
+"""Save a response's states to the store while it is generated."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ COMPLETE = ("completed", "incomplete")
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """Puts each state of one response into the store.
+    """Saves each state of one response to the store.
 
-    One that is complete stays so while it is generated again for a client that came back.
+    A complete response stays complete while it is generated again for a client that reconnected.
 
     Attributes:
-        stream: what becomes of its stream, where it is streamed.
-        asked: what it would be generated again from after a restart, where it would be.
+        stream: a record of its event stream, if it is streamed.
+        asked: what to generate it again from after a restart; None if it is not to be.
     """
 
     store: ResponseStore
@@ -39,7 +39,7 @@ class Keeper:
     asked: Asked | None = None
 
     def keep(self, body: JsonObject, answer: Message) -> None:
-        """The response is now `body`, and its answer so far is `answer`."""
+        """Save the response object `body`, with its answer so far."""
         if not self.wanted.store:
             return
         stored = StoredResponse(self.tenant, body, (*self.wanted.history, answer), self.stream)
@@ -52,7 +52,7 @@ class Keeper:
             self.store.update(stored)
 
     def formatter(self) -> ResponsesFormatter:
-        """Of the response, which is kept from now on."""
+        """Make the response's formatter, which saves each of its states."""
         wanted = self.wanted
         head = {
             "id": wanted.parsed.id,
@@ -70,14 +70,14 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A delivery that leaves no response in progress behind, and sends nothing that would not be found again."""
+    """A delivery that leaves no response in progress behind, and, with a journal, sends nothing before it is stored."""
 
     inner: Delivery
     formatter: ResponsesFormatter
     store: ResponseStore
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """As the delivery inside."""
+        """Deliver as `inner` does. If that is cancelled, or fails before it starts, end the stored response too."""
         if self.store.durable:
             writer.before = self.store.settled
         try:
@@ -86,10 +86,10 @@ class Kept:
             self.formatter.cancel()
             raise
         except Exception as error:
-            if not writer.started:  # the caller gets an HTTP error, and the store what it says
+            if not writer.started:  # the caller gets an HTTP error; store its message
                 self.formatter.fail(error_object(error)["error"]["message"], outputs.usage)
             raise
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """As the delivery inside."""
+        """Fail as `inner` does."""
         await self.inner.fail(error, usage, writer)

@@ -1,7 +1,7 @@
-"""`POST /v1/responses`: its fields, how a body is parsed, and which fields the response repeats.
+"""`POST /v1/responses`: its fields, request parsing, and the fields that the response repeats.
 
-The conversation is the instructions, then the previous response's conversation (without its instructions, as at
-OpenAI), then the input.
+The conversation consists of the instructions, the previous response's conversation (without its instructions, as at
+OpenAI), and the input.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ ALIASES = {
     "structured_outputs": "text.format",
     "structured_outputs.json": "text.format.schema",
 }
-"""Names that errors must use here: the engine names chat completions' fields."""
+"""The names that errors must use here; the engine uses the field names of chat completions."""
 
 _TEXT_FIELDS = (
     Field("format", OBJECT, "The form of the answer."),
@@ -82,9 +82,9 @@ _REASONING_FIELDS = (Field("effort", EFFORT, "How much the model thinks."),)
 _NEUTRAL_REASONING: Neutrals = {"context": ("auto",), "mode": ("standard",)}
 SUMMARIES = ("auto", "concise", "detailed")
 _NEUTRAL_SUMMARIES: Neutrals = {"generate_summary": SUMMARIES, "summary": SUMMARIES}
-"""Of a model that does not think: there is nothing to be summarised."""
+"""For a model that does not think: there is nothing to summarise."""
 _NO_SUMMARIES: Neutrals = {"generate_summary": ("auto",), "summary": ("auto",)}
-"""Of a model that does: its reasoning is returned whole."""
+"""For a model that thinks: its reasoning is returned in full."""
 
 REASONING = Kind(
     "an object",
@@ -189,14 +189,14 @@ COUNTED = (
     "text",
 )
 COUNT_INPUT_FIELDS = tuple(field for field in RESPONSES_FIELDS if field.name in COUNTED)
-"""Of `/v1/responses/input_tokens`."""
+"""Fields of `/v1/responses/input_tokens`."""
 NEUTRAL_COUNT_INPUT: Neutrals = {"conversation": (), "personality": (), "truncation": ("disabled",)}
 COMPACT_FIELDS = tuple(
     field
     for field in RESPONSES_FIELDS
     if field.name in ("model", "input", "instructions", "previous_response_id", "prompt_cache_key", "service_tier")
 )
-"""Of `/v1/responses/compact`."""
+"""Fields of `/v1/responses/compact`."""
 NEUTRAL_COMPACT: Neutrals = {"prompt_cache_options": (), "prompt_cache_retention": ("in_memory",)}
 
 
@@ -207,8 +207,8 @@ class ResponseRequest:
     Attributes:
         history: the conversation without the instructions.
         repeated: the request's fields that the response object repeats.
-        logprobs: whether messages have the log probabilities of their tokens.
-        recalled: how many messages of the conversation are those of the previous response.
+        logprobs: whether messages include the log probabilities of their tokens.
+        recalled: how many messages of the conversation come from the previous response.
     """
 
     parsed: ParsedRequest
@@ -227,17 +227,17 @@ def parse_response(
     limits: RequestLimits,
     recall: Callable[[str], tuple[Message, ...]],
 ) -> ResponseRequest:
-    """The request in `body`.
+    """Parse the request body.
 
     Args:
         body: the request's body.
-        response_id: what the response will be called.
+        response_id: the response's id.
         card: the served model.
-        limits: on requests.
-        recall: gives the conversation of an earlier response, by id.
+        limits: limits on requests.
+        recall: returns the conversation of an earlier response, by id.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, RESPONSES_FIELDS, NEUTRAL_RESPONSES)
@@ -271,7 +271,7 @@ def parse_response(
 
 
 def _way_of_answering(given: JsonObject) -> tuple[bool, bool, bool]:
-    """`background`, `store` and `stream`."""
+    """Read `background`, `store` and `stream`, and check that they go together."""
     background, store, stream = (
         given.get(name, default) for name, default in (("background", False), ("store", True), ("stream", False))
     )
@@ -289,7 +289,7 @@ def _repeated(given: JsonObject) -> JsonObject:
 
 
 def _logprobs(given: JsonObject) -> JsonObject:
-    """The `logprobs` parameter: how many alternatives to each token; nothing where none are wanted."""
+    """The `logprobs` parameter (how many alternatives to each token); {} if log probabilities are not requested."""
     included, top = given.get("include", []), given.get("top_logprobs", 0)
     check_included(included)
     if LOGPROBS in included:
@@ -303,7 +303,7 @@ def check_included(names: Sequence[str]) -> None:
     """Check the names in `include`.
 
     Raises:
-        InvalidParameter: what one of them names is not here.
+        InvalidParameter: a name is not supported here.
     """
     for name in names:
         if name not in (LOGPROBS, ENCRYPTED):
@@ -355,7 +355,7 @@ def _format(given: JsonObject) -> JsonObject:
 
 
 def _structured(form: JsonObject) -> JsonObject:
-    """The form as the sampling parameter `structured_outputs`; nothing for free text."""
+    """The form as the sampling parameter `structured_outputs`; {} for free text."""
     match form["type"]:
         case "json_schema":
             return {"structured_outputs": {"json": form["schema"]}}

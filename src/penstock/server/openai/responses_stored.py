@@ -1,6 +1,6 @@
-"""What is told of a stored response beside itself: the items that it answered, and its events once more.
+"""List the input items of a stored response, and rebuild its events.
 
-The events are those that its stream has had, with the text of each part in one delta: a client that builds the response
+The events are those that its stream had, but with the text of each part in one delta: a client that builds the response
 from them gets the stored one.
 """
 
@@ -18,7 +18,7 @@ TEXT_EVENTS = {"reasoning_text": "response.reasoning_text", "output_text": "resp
 
 
 def input_items(messages: Sequence[Message], stem: str) -> list[JsonObject]:
-    """A conversation as items, in its order; `stem` makes their ids."""
+    """A conversation as items, in order; their ids contain `stem`."""
     items = [item for message in messages for item in _items(message)]
     return [{"id": f"{item['type'][:2]}_{stem}_in{index}"} | item for index, item in enumerate(items)]
 
@@ -46,7 +46,7 @@ def _items(message: Message) -> Iterator[JsonObject]:
 
 
 def stored_events(body: JsonObject) -> Iterator[JsonObject]:
-    """The events of a response; of one that is being made, only the first."""
+    """The events of a response; only the first two while it is in progress."""
     for sequence, event in enumerate(_events(body)):
         yield {"type": event.pop("type"), "sequence_number": sequence} | event
 

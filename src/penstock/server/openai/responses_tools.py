@@ -1,6 +1,6 @@
-"""`tools` and `tool_choice` of `/v1/responses`: OpenAI's flat form of them, and how a response repeats them.
+"""Parse `tools` and `tool_choice` of `/v1/responses`, in OpenAI's flat form, and repeat them in the response.
 
-Tools that OpenAI's own service runs (search, code, MCP) are refused by name.
+Tools that OpenAI's own service runs (search, code, MCP) are rejected.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ _CHOICE_FIELDS = (
 
 
 def read_response_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
-    """The offer that `tools`, `tool_choice` and `parallel_tool_calls` make.
+    """Parse `tools`, `tool_choice` and `parallel_tool_calls`.
 
     Raises:
-        InvalidParameter: a tool is malformed, or the choice names none of the tools.
+        InvalidParameter: a tool is malformed, or the choice names an unknown tool.
     """
     values: list[Any] = given.get("tools", [])
     tools = [_tool(value, f"tools.{index}", limits) for index, value in enumerate(values)]
@@ -86,7 +86,7 @@ def read_response_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
 
 
 def repeated_tools(given: JsonObject) -> JsonObject:
-    """The tools as the response repeats them, with what a tool leaves out filled in: here no tool is strict unasked."""
+    """The tool fields as the response repeats them, with defaults filled in: a tool is not strict unless it says so."""
     whole = {"description": None, "parameters": {"type": "object", "properties": {}}, "strict": False}
     return {
         "tools": [

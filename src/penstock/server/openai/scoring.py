@@ -1,7 +1,7 @@
-"""`/v1/score` and `/v1/rerank`: how alike texts are, in the shapes of vLLM's and Jina's endpoints of these names.
+"""`/v1/score` and `/v1/rerank`: text similarity, in the formats of vLLM's and Jina's endpoints of these names.
 
-There are no reranking models here: a score is the cosine of the two texts' embeddings, in -1..1, by the served model.
-`/score`, `/rerank` and `/v2/rerank` are the same under vLLM's other paths.
+There are no reranking models here: a score is the cosine similarity, in -1..1, of the two texts' embeddings by the
+served model. `/score`, `/rerank` and `/v2/rerank` are aliases under vLLM's other paths.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ Answer = Callable[[list[float], Usage], JsonObject]
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """The texts to embed, the pairs of them to compare, and what is made of the cosines."""
+    """The texts to embed, the pairs of them to compare, and the function that builds the answer from the cosines."""
 
     parsed: ParsedRequest
     pairs: tuple[tuple[int, int], ...]
@@ -108,10 +108,10 @@ class ScoringRequest:
 
 
 def parse_score(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ScoringRequest:
-    """The request in a body of `/v1/score`.
+    """Parse the body of a `/v1/score` request.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, SCORE_FIELDS, NEUTRAL_SCORING)
@@ -132,10 +132,10 @@ def parse_score(body: JsonObject, response_id: str, card: ModelCard, limits: Req
 
 
 def parse_rerank(body: JsonObject, response_id: str, card: ModelCard, limits: RequestLimits) -> ScoringRequest:
-    """The request in a body of `/v1/rerank`.
+    """Parse the body of a `/v1/rerank` request.
 
     Raises:
-        RequestError: it cannot be served; names the field.
+        RequestError: the request cannot be served; names the field.
     """
     model = served_name(body, card, limits)
     given = read_fields(body, RERANK_FIELDS, NEUTRAL_SCORING)
@@ -189,7 +189,7 @@ def _parsed(
     card: ModelCard,
     limits: RequestLimits,
 ) -> ParsedRequest:
-    """A request for the vectors of some texts, each with the path of its field."""
+    """Build a request for the embeddings of `texts`, given as (path of the field, text)."""
     if len(texts) > limits.max_embedding_inputs:
         where = texts[-1][0].partition(".")[0]
         raise InvalidParameter(where, f"{where}: at most {limits.max_embedding_inputs} texts are compared at once.")
@@ -227,30 +227,30 @@ def _usage(usage: Usage) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class _ScoringDelivery:
-    """All scores in one JSON object, once the last vector is there."""
+    """Sends all scores in one JSON object, once the last vector has been computed."""
 
     wanted: ScoringRequest
     seconds: float
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Wait for every vector, then compare and send."""
+        """Wait for every vector, then compute and send the scores."""
         await wait_for_vectors(outputs, len(self.wanted.parsed.requests), self.seconds)
         vectors = {index: vector_floats(vector) for index, vector in outputs.vectors.items()}
         cosines = [_cosine(vectors[one], vectors[other]) for one, other in self.wanted.pairs]
         await writer.respond(json_response(200, self.wanted.answer(cosines, outputs.usage)))
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
-        """Nothing: a whole answer is sent at once, so it cannot fail after it has started."""
+        """Do nothing: the answer is sent at once, so it cannot fail after it has started."""
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Of two vectors of length 1, or 0 where one has no direction; rounding never takes it out of -1..1."""
+    """Cosine of two vectors of length 1, clamped to -1..1 against rounding; 0 if one of them is the zero vector."""
     cosine: float = sum(map(mul, one, other))
     return max(-1.0, min(1.0, cosine))
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """`POST /v1/score` and `POST /v1/rerank`, and the same under vLLM's other paths."""
+    """`POST /v1/score` and `POST /v1/rerank`, and their aliases under vLLM's other paths."""
     card, limits = serving.card, serving.limits
 
     async def answered(http_request: Request, prefix: str, parse: Callable[..., ScoringRequest]) -> Response:
