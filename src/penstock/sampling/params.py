@@ -57,42 +57,42 @@ class SamplingParams:
     """Validated sampling parameters. Equal meaning in equal form: numbers are floats or ints, lists are tuples.
 
     Attributes:
-        n: completions to answer.
-        best_of: completions to generate, of which the n with the highest mean log probability are answered.
+        n: number of completions to return.
+        best_of: number to generate; the n with the highest mean log probability are returned.
         temperature: 0 always takes the most likely token.
-        top_p: smallest set of the most likely tokens with at least this probability; 1 takes all.
-        top_k: this many of the most likely tokens; 0 or -1 takes all.
-        min_p: tokens at least this fraction as likely as the most likely one; 0 takes all.
+        top_p: keeps the smallest set of the most likely tokens with at least this probability; 1 keeps all.
+        top_k: keeps this many of the most likely tokens; 0 or -1 keeps all.
+        min_p: keeps tokens at least this fraction as likely as the most likely one; 0 keeps all.
         seed: makes a random request repeatable.
         stop: texts that end the completion.
         stop_token_ids: token ids that end the completion.
-        max_tokens: most tokens to generate; None for the rest of the context.
+        max_tokens: the most tokens to generate; None for the rest of the context.
         min_tokens: nothing stops the completion before it has this many tokens.
         ignore_eos: go on past the model's end-of-sequence ids.
-        logprobs: 0 for the log probability of each generated token; None for none.
+        logprobs: number of alternatives returned with the log probability of each generated token; None for neither.
         include_stop_str_in_output: keep the stop string in the text.
         logprobs_mode: raw_logprobs or processed_logprobs.
-        presence_penalty: lowers the logit of what was generated before.
-        frequency_penalty: lowers it for each time that it was.
-        repetition_penalty: divides the logit of what the prompt or the output holds; 1 is off.
-        repeat_last_n: how many of the last tokens these three look at; -1 for all.
-        logit_bias: token id -> what is added to its logit.
-        allowed_token_ids: nothing else can be generated.
-        bad_words: texts that are not generated.
-        typical_p: the tokens of about the expected surprise with at least this probability; 1 takes all.
-        top_n_sigma: tokens within this many standard deviations of the largest logit; 0 takes all.
+        presence_penalty: lowers the logit of every token that was generated before.
+        frequency_penalty: lowers that logit once for each time that the token was generated.
+        repetition_penalty: makes tokens of the prompt and the output less likely; 1 is off.
+        repeat_last_n: how many of the last tokens these three consider; -1 for all.
+        logit_bias: token id -> number added to its logit.
+        allowed_token_ids: only these can be generated.
+        bad_words: texts that cannot be generated.
+        typical_p: keeps the tokens closest to the expected surprise with at least this probability; 1 keeps all.
+        top_n_sigma: keeps tokens within this many standard deviations of the largest logit; 0 keeps all.
         xtc_probability: how often the most likely tokens are excluded.
-        xtc_threshold: how likely they must be for that.
+        xtc_threshold: the probability from which a token counts as one of them.
         dry_multiplier: strength of the penalty on word-for-word repetition; 0 is off.
-        dry_base: its growth with each repeated token.
-        dry_allowed_length: shorter repetitions are free.
-        dry_penalty_last_n: how far back it looks; -1 for all.
+        dry_base: growth of that penalty with each repeated token.
+        dry_allowed_length: repetitions of fewer tokens have no penalty.
+        dry_penalty_last_n: how many of the last tokens it considers; -1 for all.
         dry_sequence_breakers: texts that interrupt a repetition.
         prompt_logprobs: as logprobs, for the tokens of the prompt.
         repetition_detection: sizes of a loop that ends the completion.
         structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
             `json_object`, as in vLLM.
-        thinking_token_budget: most tokens of reasoning, of models that think; None for no bound of its own.
+        thinking_token_budget: the most tokens of reasoning, for models that think; None for no limit of its own.
 
     Raises:
         InvalidParameter: naming the field that is unknown, or whose value has the wrong type or lies out of range.
