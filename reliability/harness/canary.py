@@ -21,6 +21,7 @@ class Canary:
     """What was seen of it.
 
     Attributes:
+        seconds: after which an answer that has not ended counts as hung.
         sung: answers that came.
         wrong: how those departed that were not as the first, a sentence each.
         firsts: seconds to the first token of each.
@@ -29,6 +30,7 @@ class Canary:
 
     request: Request
     headers: Mapping[str, str] | None = None
+    seconds: float = 120.0
     sung: int = 0
     wrong: list[str] = field(default_factory=list)
     firsts: list[float] = field(default_factory=list)
@@ -42,7 +44,7 @@ class Canary:
         def note(event: Event) -> None:
             moments.append(event.moment)
 
-        answer = await ask(url, self.request.path, self.request.streamed(), self.headers, note, seconds=120)
+        answer = await ask(url, self.request.path, self.request.streamed(), self.headers, note, seconds=self.seconds)
         self.sung += 1
         if self.want is None and answer.finished:
             self.want = said(answer)

@@ -23,6 +23,8 @@ NEW_TOKENS = 2500
 LOGPROBS = 20
 """Log probabilities of so many tokens make a token of an answer two kilobytes, and the answer five megabytes."""
 SONGS = 5
+PATIENCE_SECONDS = 400.0
+"""For a song that waits in the queue until every reader had a slot: their log probabilities take minutes to write."""
 
 
 def slow_readers(depth: Depth, progress: Progress) -> Measured:
@@ -35,7 +37,7 @@ def slow_readers(depth: Depth, progress: Progress) -> Measured:
 
 async def _measure(server: Server, clients: int, progress: Progress) -> Measured:
     body = {"prompt": "canary", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-    canary = Canary(Request("canary", COMPLETIONS, body))
+    canary = Canary(Request("canary", COMPLETIONS, body), seconds=PATIENCE_SECONDS)
     alone = [await _seconds_of_a_song(canary, server) for _ in range(SONGS)]
     before = own_bytes(server.pid)
     readers = [await _slow_reader(server) for _ in range(clients)]
