@@ -1,6 +1,6 @@
 """Penstock: an LLM inference engine and server.
 
-Importing it loads no tensor library: the public names are found on first use.
+Importing it loads no tensor library: public names are resolved on first use.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for, so that `penstock.core` runs where torch is absent."""
+    """Import a public name on first use, so that `penstock.core` runs without torch."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)

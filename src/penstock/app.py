@@ -1,7 +1,7 @@
 """The composition root: one file, because the start of an engine and of a server reads from top to bottom.
 
-Puts concrete classes of several rooms together: have the model loaded, open its text meanwhile, and join the parts.
-Where it is loaded is in `computing`, how a runner is made of it in `building`.
+Puts concrete classes of several rooms together: has the model loaded, opens its text meanwhile, and joins the parts.
+`computing` decides where the model is loaded, and `building` makes a runner of it.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ __all__ = [
 
 
 FORCED_SECONDS = 1.5
-"""How long a server may take to end after the second signal."""
+"""How long the server may take to end after a second signal."""
 
 CLOSE_SECONDS = 10.0
-"""The same when every answer is finished: a step that hangs keeps the engine from ending."""
+"""How long closing may take once nothing is served: a hung step would keep the engine from closing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """An engine that is ready to be stepped, and what it says of itself.
+    """An engine that is ready to be stepped, and its description.
 
     Attributes:
-        report: lines for the operator: model, who computes, memory.
+        report: the start report's lines: model, kernels, memory.
     """
 
     engine: Engine
@@ -88,7 +88,7 @@ class Assembly:
     computing: Computing
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
-        """What a step of these rows takes."""
+        """The cost of a step with these rows."""
         return self.computing.cost(rows)
 
     def start_client(
@@ -100,7 +100,7 @@ class Assembly:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
-        `memory`, what waits for readers and the grammars that are kept keep to their shares of it.
+        `memory`, waiting outputs and cached grammars stay within their shares of it.
         """
         config = self.config
         loop = EngineLoop(
@@ -122,7 +122,7 @@ class Assembly:
         return room
 
     def close(self) -> None:
-        """End the engine and let go of its memory."""
+        """End the engine and free its memory."""
         self.engine.close()
         self.computing.grammars.close()
         self.computing.close()
@@ -132,7 +132,7 @@ def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
 
     Raises:
-        ConfigError: an option is unknown, has a value that cannot be used, or would do nothing behind this front.
+        ConfigError: an option is unknown, has an invalid value, or has no effect behind this front.
     """
     known = options_behind(front)
     for name in options:
@@ -160,15 +160,15 @@ def assemble(
     *,
     tenants: bool = False,
 ) -> Assembly:
-    """Find, load and join everything that an engine needs.
+    """Find, load and connect everything that an engine needs.
 
     Args:
-        config: what the operator chose.
-        cache_dir: where fetched models are kept; None takes the user's cache directory.
+        config: the operator's options.
+        cache_dir: where downloaded models are kept; None for the user's cache directory.
         announce: called with each line of the start report.
-        starting: what was begun already with the same options; this function's from now on.
-        watchdog: watches every step, if it is given.
-        tenants: whether requests come from several, who can be told apart: `auto` is then a fair order.
+        starting: a start already begun with the same options; owned by this function from now on.
+        watchdog: watches every step, if given.
+        tenants: whether requests come from tenants that can be told apart: the policy `auto` then means `fair`.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -199,7 +199,7 @@ def assemble(
 
 
 def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator[str]:
-    """What the start report says of prompts and sampling."""
+    """The start report's lines about prompts and sampling."""
     if not card.generates:
         return
     if text.plain:
@@ -211,7 +211,7 @@ def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator
 
 
 def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> ModelCard:
-    """What callers may know of the model."""
+    """What callers may know about the model."""
     asked = facts.config.served_model_name
     names = tuple(dict.fromkeys(name for name in asked if name != ANY_NAME)) or (model.name,)
     return ModelCard(
@@ -235,7 +235,7 @@ def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> Model
 def _join(
     config: EngineConfig, computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None
 ) -> tuple[Engine, Intake]:
-    """The engine around a runner, and what hands it requests."""
+    """The engine around a runner, and the intake that hands it requests."""
     facts, memory = computing.facts, computing.facts.memory
     scheduler_config = SchedulerConfig(
         num_blocks=memory.num_blocks,
@@ -274,7 +274,7 @@ def _join(
 
 
 def _stored_blocks(facts: RunnerFacts) -> StoredBlocks:
-    """What knows which blocks outlived a process."""
+    """The lookup of blocks that are stored in files."""
     blocks = BlockStore(folder_at(Path(facts.kv_folder)))
     if not facts.state_folder:
         return blocks
@@ -289,18 +289,18 @@ def serve(
     on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
     starting: Starting | None = None,
 ) -> None:
-    """Assemble an engine and serve it over HTTP until the process is asked to end, or can serve nothing any more.
+    """Assemble an engine and serve it over HTTP until the process is asked to end, or the engine dies.
 
-    `on_ready` is told the URL and the model's name once connections are accepted. `starting` as in `assemble`.
+    `on_ready` gets the URL and the model's name once connections are accepted; `starting` is as in `assemble`.
 
     Raises:
         SetupError: the model, an option or the address cannot be used.
-        EngineDead: the engine died; whoever started this process should see that it ended, and start another.
+        EngineDead: the engine died; a supervisor should start the process again.
     """
-    from penstock import server  # the HTTP stack is not needed by those who use the library
+    from penstock import server  # users of the library do not need the HTTP stack
 
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
-        faulthandler.enable()  # where it was when it crashed, or when systemd's watchdog ended it
+        faulthandler.enable()  # dump stacks after a crash, or when systemd's watchdog ends the process
     access = server.open_access(server_options, os.environ)
     server.configure_logging(server_options.log_format)
     notifier = server.open_notifier(os.environ)
@@ -365,7 +365,7 @@ def serve(
 
 @contextmanager
 def _observers(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any], None]]]:
-    """Who hears of each request when it is over: the log and spans, where the operator wants them."""
+    """Called with each request that is over: the request log and spans, if the operator wants them."""
     from penstock import server
 
     observers: list[Callable[[Any], None]] = [server.log_request] if options.log_requests else []
@@ -380,7 +380,7 @@ def _observers(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any
 
 
 def _profile_directory(directory: str) -> Path:
-    """The folder that profiles go to, which is made if it is not there."""
+    """The directory for profiles, created if missing."""
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -395,10 +395,10 @@ def _profile_directory(directory: str) -> Path:
 def local_application(
     config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]
 ) -> Iterator[Callable[[Any, Any, Any], Awaitable[None]]]:
-    """The server's ASGI application over an engine of its own, for use in this process; ends with the block.
+    """The server's ASGI application and an engine of its own, for use in this process; ends with the `with` block.
 
     Raises:
-        SetupError: as `assemble`.
+        SetupError: as in `assemble`.
     """
     from penstock import server
     from penstock.server.http.access import Access
@@ -407,7 +407,7 @@ def local_application(
     memory = MemoryBudget(config.memory_limit)
     client = assembly.start_client(memory=memory)
     try:
-        access = Access(request_seconds=0)  # work that nobody waits for may take as long as it takes
+        access = Access(request_seconds=0)  # no time limit: nobody waits for this work
         yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access, memory=memory)
     finally:
         client.close()

@@ -1,6 +1,6 @@
-"""From a model's files to a runner that is ready: its KV cache sized from what is left, its first steps behind it.
+"""From a model's files to a runner that is ready: load it, size the KV cache from the memory left, and warm up.
 
-Between `loading`, which places weights, and `computing`, which decides in which process: what is the same in one that
+Sits between `loading`, which places weights, and `computing`, which chooses the process. Runs alike in a process that
 serves and in one that only computes.
 """
 
@@ -41,7 +41,7 @@ __all__ = ["build_runner", "load_runner", "read_facts"]
 
 
 def read_facts(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> ModelFacts:
-    """What a model's files say, but for its weights; `cache_dir` as for `app.assemble`.
+    """What a model's files say, apart from its weights; `cache_dir` as in `app.assemble`.
 
     Raises:
         SetupError: a file cannot be used.
@@ -58,7 +58,7 @@ def read_facts(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) 
 
 
 def _text_files(config: EngineConfig, files: ModelFiles, cache_dir: Path | None) -> TextFiles:
-    """Where the tokenizer is read from: the model's own files, unless the operator names others."""
+    """The files to read the tokenizer from: the model's own, unless the operator names others."""
     if not config.tokenizer:
         return files.text
     path = pull(config.tokenizer, cache_dir or default_cache_dir(os.environ), show_progress=True)
@@ -75,19 +75,18 @@ def load_runner(
     like: MemoryReport | None = None,
     draft: ModelFiles | None = None,
 ) -> tuple[TorchRunner, RunnerFacts, LoadedModel, GrammarLibrary]:
-    """Load a model, and the one that guesses for it if there is one, and make a runner of them.
+    """Load a model, and its draft model if there is one, and make a runner of them.
 
     Args:
-        config: what the operator chose.
-        files: the model's.
+        config: the operator's options.
+        files: the model's files.
         text: its tokenizer and formats.
         announce: called with each line of the start report.
-        like: sizes of a runner that was made before, whose plans this one is to take; None sizes it from the memory
-            that is free.
-        draft: the files of the draft model; None for none.
+        like: memory sizes of an earlier runner, so that the same plans fit; None to size it from the free memory.
+        draft: the draft model's files; None for no draft model.
 
     Raises:
-        SetupError: as `loading.load_model`, or the KV cache does not fit.
+        SetupError: as in `loading.load_model`, or the KV cache does not fit.
     """
     loaded = load_model(config, files, announce)
     guessing = None if draft is None else load_draft_model(loaded.config, draft, text, loaded, announce)
@@ -106,7 +105,7 @@ def build_runner(
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     draft: LoadedModel | None = None,
 ) -> tuple[TorchRunner, RunnerFacts]:
-    """Size the KV cache, from what memory is left now or like one before, and warm up; see `load_runner`."""
+    """Size the KV cache, like an earlier one or from the memory left, and warm up a runner; see `load_runner`."""
     memory = like or _sizes(config, loaded, draft)
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
     states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
@@ -166,14 +165,14 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
 
 
 def _step_blocks(config: EngineConfig) -> int:
-    """Blocks that one step may fill, of which each sequence's last may be filled in part."""
+    """The most blocks that one step can need: the last block of each sequence may be filled only in part."""
     return -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:
-    """Most tokens of one request: what the model was made for and the cache holds, or less if the operator says so.
+    """The most tokens of one request: the least of the model's context, the KV cache and the operator's limit.
 
-    Where every layer has a window, a request gives back what it leaves behind, and may be longer than the cache.
+    If every layer has a window, a request gives back blocks that it leaves behind, and may be longer than the cache.
     """
     context, kv_tokens = loaded.shape.max_positions, num_blocks * config.block_size
     if config.max_model_len > context:

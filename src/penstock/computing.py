@@ -1,7 +1,7 @@
-"""Where steps are computed: in this process, or in one of its own that can be lost. What follows is the same for both.
+"""Where steps are computed: in this process, or in a separate one that can be lost. Callers see no difference.
 
-Names concrete classes of several rooms, as `app`, `building` and `loading` do. Where another process computes, this one
-never imports torch.
+Names concrete classes of several rooms, as `app`, `building` and `loading` do. If another process computes, this one
+imports torch only when asked for the cost of a step.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _RUNNER_PROGRAM = (sys.executable, "-m", "penstock.runner_process")
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What computes, wherever it does: a runner and what belongs to it.
+    """A runner, in this process or another, and what belongs to it.
 
     Attributes:
-        grammars: those that requests are checked with.
-        cost: what a step of given rows takes.
-        close: ends what is not this process's own.
-        recovers: whether it can be lost, and is followed by another.
+        grammars: requests are checked with them.
+        cost: the cost of a step with given rows.
+        close: ends the runner, and its process if it has its own.
+        recovers: whether it may be lost, and is then replaced.
     """
 
     runner: Runner | OverlappingRunner
@@ -61,17 +61,17 @@ Announce = Callable[[str], None]
 
 
 class Starting(Protocol):
-    """What will compute: `found` and `ready` are called once each. Its owner closes it, or what `ready` returned."""
+    """A runner that is starting. Call `found` and then `ready` once each; close this, or what `ready` returned."""
 
     def found(self, announce: Announce) -> ModelFacts:
-        """Wait until the model's files are read, and its weights perhaps are not yet; raises as `ready` does."""
+        """Wait until the model's files are read; its weights may not be loaded yet. Raises as `ready` does."""
         ...
 
     def ready(self, text: TextModel, announce: Announce) -> Computing:
         """Wait until it can compute.
 
         Args:
-            text: the model's, which may be opened while weights are loaded.
+            text: the model's; it can be opened while weights are loaded.
             announce: called with each line of the start report.
 
         Raises:
@@ -85,15 +85,15 @@ class Starting(Protocol):
 
 
 def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: bool = False) -> Starting:
-    """Find a model, and begin to load it where the operator wants it computed.
+    """Find a model, and choose where it is computed; a separate process begins to load it at once.
 
     Args:
-        config: what the operator chose.
-        cache_dir: where fetched models are kept; None takes the user's cache directory.
-        serves: whether many depend on this process, so that `auto` means another one, where sockets can be handed on.
+        config: the operator's options.
+        cache_dir: where downloaded models are kept; None for the user's cache directory.
+        serves: whether this process is a server: `auto` then means a separate process, on POSIX systems.
 
     Raises:
-        SetupError: there is no such model, its files cannot be used, or the folder for KV blocks cannot.
+        SetupError: there is no such model, or its files or the folder for KV blocks cannot be used.
     """
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
@@ -102,10 +102,10 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
 
 
 def _kv_folder(option: str, cache_dir: Path) -> str:
-    """The folder that `kv_store` means, or "off": where the user's own cannot be written to, nothing is kept.
+    """The folder for the option `kv_store`; "off" also if it is `auto` and the default folder cannot be used.
 
     Raises:
-        ConfigError: a folder was named, and cannot be used.
+        ConfigError: a folder was named, but cannot be used.
     """
     root = store_root(option, cache_dir)
     if root is None:
@@ -123,7 +123,7 @@ class _Here:
     """A runner in this process."""
 
     def __init__(self, config: EngineConfig, cache_dir: Path, serves: bool) -> None:
-        from penstock import building, draft_loading, loading  # which bring torch in
+        from penstock import building, draft_loading, loading  # they import torch
 
         self._serves = serves
         self._building = building
@@ -148,22 +148,22 @@ class _Here:
         self._end = runner.close
         if self._serves:
             take_short_turns()
-            grammars.prepare()  # else all streams would wait for it when the first grammar comes
+            grammars.prepare()  # otherwise the first grammar would stall all streams
         planned_cost = partial(cost, loaded.program, kv_dtype=loaded.kv_dtype)
         return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 
     def close(self) -> None:
-        """Write what is to be kept, and leave nothing behind."""
+        """Close the runner, which saves what must outlive it."""
         self._end()
 
 
 class _Apart:
-    """A runner in a process of its own, which imports and loads while this one does something else."""
+    """A runner in a separate process, which imports and loads while this one does something else."""
 
     def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
         self._cache_dir = cache_dir
         for model in filter(None, (config.model, config.draft_model)):
-            pull(model, cache_dir, show_progress=True)  # here, where Ctrl-C is heard
+            pull(model, cache_dir, show_progress=True)  # here, because the other process ignores Ctrl-C
         self._runner = ProcessRunner(_RUNNER_PROGRAM)
         try:
             self._runner.load(config, str(cache_dir))
@@ -190,8 +190,8 @@ class _Apart:
 
 
 def _cost_of(config: EngineConfig, cache_dir: Path, rows: Sequence[StepRow]) -> StepCost:
-    """What a step takes of a model that is loaded elsewhere: planned here, from its headers."""
-    from penstock.loading import find_model, plan_model, resolve_choices  # brings torch in
+    """The cost of a step of a model that is loaded elsewhere: it is planned here, from its headers."""
+    from penstock.loading import find_model, plan_model, resolve_choices  # imports torch
     from penstock.nn.cost import cost
 
     files = find_model(config, cache_dir)

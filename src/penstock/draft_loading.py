@@ -1,4 +1,4 @@
-"""A draft model, from its files to one that guesses for another: whether it can, and whether both fit.
+"""Load a draft model: check that it can guess for its target, and that both fit in memory.
 
 Names concrete classes of several rooms, as `loading` and `building` do.
 """
@@ -28,7 +28,7 @@ _WHY = "guesses that were wrong could not be taken back"
 
 
 def find_draft_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles | None:
-    """Make sure that the draft model is on disk, and open it; None where the operator wants none.
+    """Download the draft model if it is not on disk, and open it; None if the operator wants none.
 
     Raises:
         SetupError: there is no such model, or its files cannot be used.
@@ -39,18 +39,18 @@ def find_draft_model(config: EngineConfig, cache_dir: Path | None = None) -> Mod
 def load_draft_model(
     config: EngineConfig, files: ModelFiles, text: TextModel, target: LoadedModel, announce: Callable[[str], None]
 ) -> LoadedModel:
-    """Load the model that guesses for `target`, on the same threads.
+    """Load the draft model of `target`, on the same threads.
 
     Args:
-        config: what the operator chose, for both. `quantization` file is for files that are quantised: a draft model
-            whose file is not is then kept as it is.
-        files: the draft model's.
-        text: the target's.
-        target: a model in memory.
+        config: the operator's options, for both models. `quantization=file` means `auto` for the draft model, whose
+            file need not be quantised.
+        files: the draft model's files.
+        text: the target's tokenizer and formats.
+        target: the loaded model that it guesses for.
         announce: called with each line of the start report.
 
     Raises:
-        ConfigError: it cannot guess for `target`, or does not fit beside it; names `draft_model`.
+        ConfigError: it cannot guess for `target`, or does not fit in memory beside it; names `draft_model`.
         SetupError: an option cannot be used with it, or the files lack something.
     """
     if target.program.states or target.program.looks_ahead or target.program.window is not None:
@@ -75,7 +75,7 @@ def load_draft_model(
 def drafter_of(
     draft: LoadedModel, target: LoadedModel, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
 ) -> DraftModel:
-    """What guesses for a runner of `target` of these sizes; with a KV store of its own."""
+    """The drafter for a runner of `target` with these sizes; it has a KV store of its own."""
     kv, width = draft.kv_store(num_blocks, block_size), target.shape.vocab_size
     return DraftModel(draft.model, kv, max_num_seqs, max_model_len, width, draft.backend, SystemClock())
 
@@ -87,7 +87,7 @@ def _unfit(target: LoadedModel) -> str:
 
 
 def _check_vocabulary(config: EngineConfig, files: ModelFiles, text: TextModel) -> None:
-    """Make sure that an id is the same token to both."""
+    """Check that every id is the same token in both models."""
     own, other = open_model_text(config, files.text), text.tokenizer
     sizes = own.tokenizer.vocab_size, other.vocab_size
     if sizes[0] != sizes[1]:
@@ -104,7 +104,7 @@ def _check_vocabulary(config: EngineConfig, files: ModelFiles, text: TextModel) 
 
 
 def _needs(config: EngineConfig, planned: PlannedModel, target: LoadedModel) -> MemoryNeeds:
-    """Of the draft model, and of the KV caches of both: the target's weights are in memory."""
+    """Memory for the draft model and the KV caches of both; the target's weights are already loaded."""
     needs = planned.needs(config)
     block = block_bytes(target.program.caches, config.block_size, target.kv_dtype) + needs.block
     blocks = max(1, config.kv_cache_memory // block) if config.kv_cache_memory else needs.blocks

@@ -1,4 +1,4 @@
-"""Memory that was freed, and that the C library keeps: how it goes back to the system."""
+"""Returns memory to the system that was freed, but that the C library holds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 __all__ = ["REST_SECONDS", "give_back"]
 
 REST_SECONDS = 2.0
-"""After so long without work nobody waits, most likely."""
+"""After this long without work, most likely nobody waits."""
 
 
 def give_back() -> None:
-    """Return what was freed to the system; for moments in which nobody waits, for it walks all that is free.
+    """Return freed memory to the system. Call it when nobody waits, because it walks all free memory.
 
-    glibc keeps room between values that live on, and in the arena of each thread that ever allocated: tens of MiB after
-    a model was loaded, hundreds after a flood of requests (malloc_trim(3)). Other C libraries cannot be asked.
+    glibc holds free memory between live allocations, and in the arena of each thread that ever allocated: tens of MiB
+    after loading a model, hundreds after a flood of requests (malloc_trim(3)). Does nothing with other C libraries.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -1,8 +1,8 @@
 """Whether a model's KV blocks are kept beyond the process, where, and under which contract.
 
 Names concrete classes of several rooms, as `loading` and `building` do. The contract is everything that the bits of a
-block depend on beside its tokens, its salt and the model's files, which are in its key: whoever has the same contract
-would compute the same bits. Where that is not certain, nothing is kept.
+block depend on besides its key: processes with the same contract compute the same bits. If that is not certain, nothing
+is kept.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.version import __version__
 __all__ = ["KV_CONTRACT", "OpenStore", "contract_of", "open_states", "open_store", "why_not_kept"]
 
 KV_CONTRACT = 1
-"""To be raised where the same release computes other bits than before, and neither its version nor its compiled code
-says so."""
+"""Raise it if the same release computes different bits than before, although neither its version nor its compiled code
+changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """Where a model's blocks are kept, and its states if it carries any, and how much all may take there."""
+    """Stores for a model's blocks, and for its recurrent states if it has any; both within `most_bytes`."""
 
     blocks: BlockStore
     states: BlockStore | None
@@ -44,9 +44,9 @@ class OpenStore:
 def open_store(
     config: EngineConfig, loaded: LoadedModel, kv: KVStore, states: StateStore | None, announce: Callable[[str], None]
 ) -> OpenStore | None:
-    """The store that the operator wants; None where there is none, with a line that says why.
+    """Open the store that the operator wants; None if it is off, or if it cannot be used: then a line says why.
 
-    A disk that is full, or fails, is no reason not to serve.
+    A full or failing disk is no reason not to serve.
     """
     if config.kv_store in ("off", ""):
         return None
@@ -71,17 +71,17 @@ def open_store(
 
 
 def open_states(root: Path, config: EngineConfig, loaded: LoadedModel, states: StateStore) -> BlockStore:
-    """Where recurrent states are kept: beside the blocks that they follow, in a folder of their own.
+    """Open the store for recurrent states: beside that for blocks, in a folder of its own.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
     """
     facts = contract_of(config, loaded) | {"holds": STATES}
     return BlockStore(open_folder(root, facts, config.block_size, states.checkpoint_bytes))
 
 
 def why_not_kept(config: EngineConfig, loaded: LoadedModel) -> str:
-    """Why this model's blocks cannot be kept; "" where they can."""
+    """Why this model's blocks cannot be kept; "" if they can."""
     program = loaded.program
     if not loaded.backend.exact:
         return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
@@ -102,7 +102,7 @@ def contract_of(config: EngineConfig, loaded: LoadedModel) -> dict[str, str]:
         "weights": f"{config.quantization}, {config.linear_kernels}: {loaded.weight_formats}",
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(loaded.kv_dtype).removeprefix("torch."),
-        "max_model_len": str(config.max_model_len),  # by which some models choose their rotary angles
+        "max_model_len": str(config.max_model_len),  # some models choose their rotary angles by it
         "isa": f"{loaded.isa}, {torch.backends.cpu.get_cpu_capability()}",
         "penstock": f"{__version__}, {KV_CONTRACT}",
         "kernels": _compiled_code(),
@@ -112,7 +112,7 @@ def contract_of(config: EngineConfig, loaded: LoadedModel) -> dict[str, str]:
 
 @cache
 def _compiled_code() -> str:
-    """A digest of the compiled kernels: what is built anew from other code, or by another compiler, is another."""
+    """A digest of the compiled kernels, which changes with their source code and with the compiler."""
     found = importlib.util.find_spec("penstock._native")
     if found is None or not found.origin:
         return "none"

@@ -1,8 +1,8 @@
 """From a model's files to a model in memory: one file, because planning and loading must make the same choices.
 
-What options mean here, whether it fits, and its weights in their places.
-Names concrete classes of several rooms, as `app`, `building` and `runner_process` do, and no other file. A model can be
-planned first: its program is built from headers alone, with sizes and costs but without a number.
+Decides what options mean here and whether the model fits, and puts its weights in their places. Names concrete classes
+of several rooms, as `app` and `building` do. A model can be planned first: its program is built from headers alone,
+with sizes and costs but without weight values.
 """
 
 from __future__ import annotations
@@ -84,26 +84,26 @@ __all__ = [
 ]
 
 _LEAST_CONTEXT = 1024
-"""Tokens that must fit the KV cache where the operator names no size; or the model's context, if it is shorter."""
+"""Tokens that must fit the KV cache if the operator gives no size; or the model's context, if it is shorter."""
 
 _STEP_SHARE = 4
-"""Of the memory, what a step that holds a whole prompt may take: one part in so many."""
+"""A step that holds a whole prompt may take one part in this many of the free memory."""
 
 _SMALLER = ("auto", "int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory, good for any number of KV stores and runners, in any sizes.
+    """A model in memory, from which any number of KV stores and runners of any size can be made.
 
     Attributes:
-        backend: what computes with it, on threads of its own.
-        dtype: of activations.
-        kv_dtype: of the KV stores made for it.
+        backend: computes with it, on threads of its own.
+        dtype: dtype of activations.
+        kv_dtype: dtype of the KV stores made for it.
         weight_bytes: memory of its weights.
-        config: the operator's options; of a model that looks ahead, with steps as long as the longest prompt.
-        weight_formats: how they are kept, in words.
-        embedding_layers: what pooled vectors go through.
+        config: the operator's options; for a model that looks ahead, with steps as long as the longest prompt.
+        weight_formats: the formats of its weights, in words.
+        embedding_layers: layers that are applied to pooled vectors.
     """
 
     files: ModelFiles
@@ -119,7 +119,7 @@ class LoadedModel:
 
     @property
     def embedding_size(self) -> int:
-        """Values of an embedding."""
+        """Number of values in an embedding."""
         return self.embedding_layers[-1].weight.outputs if self.embedding_layers else self.shape.hidden_size
 
     @property
@@ -129,7 +129,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """The device that it is on."""
         return self.backend.device
 
     @property
@@ -138,7 +138,7 @@ class LoadedModel:
         return self.backend.isa
 
     def on(self, backend: Backend) -> LoadedModel:
-        """The same weights, computed with by another backend on the same device."""
+        """The same weights with another backend on the same device."""
         return replace(self, backend=backend, model=executor(self.program, self.dtype, backend))
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
@@ -148,7 +148,7 @@ class LoadedModel:
         return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
     def state_store(self, num_slots: int, checkpoints: int) -> StateStore | None:
-        """Memory for recurrent state, uninitialised; None for a model that carries none."""
+        """Memory for recurrent state, uninitialised; None for a model without recurrent state."""
         states = self.program.states
         return StateStore(states, num_slots, checkpoints, self.device) if states else None
 
@@ -165,9 +165,9 @@ class LoadedModel:
         *,
         foresees: bool = False,
     ) -> TorchRunner:
-        """A runner over stores of this model's.
+        """A runner that uses stores of this model.
 
-        Without `grammars` it cannot be given guided sequences, nor without `budgets` such that think by a budget.
+        Without `grammars` it accepts no guided sequences; without `budgets`, none that have a thinking budget.
         """
         return TorchRunner(
             self.model,
@@ -188,13 +188,13 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the operator's options mean for some files on this machine.
+    """What the operator's options mean for a model's files on this machine.
 
     Attributes:
-        backend: what computes, on threads of its own.
-        dtype: of activations.
-        weight_format: of projections and embeddings.
-        kv_dtype: of keys and values.
+        backend: computes, on threads of its own.
+        dtype: dtype of activations.
+        weight_format: format of projections and embeddings.
+        kv_dtype: dtype of keys and values.
     """
 
     backend: Backend
@@ -205,13 +205,13 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A model that was built from headers alone.
+    """A model built from headers alone.
 
     Attributes:
-        program: its weights have sizes, and no numbers.
+        program: its weights have sizes, but no values.
         weight_bytes: memory of its weights, once loaded.
-        packing_bytes: what the largest weight takes besides while it is packed.
-        formats: how weights will be kept, as `Binder.formats`.
+        packing_bytes: the most that packing one weight takes temporarily.
+        formats: the formats of its weights, as in `Binder.formats`.
     """
 
     program: Program
@@ -221,18 +221,18 @@ class PlannedModel:
     formats: dict[str, None]
 
     def needs(self, config: EngineConfig, tokens: int | None = None) -> MemoryNeeds:
-        """What it needs with these options.
+        """The memory that it needs with these options.
 
         Args:
-            config: its sizes of steps and of the KV cache count, where it names them.
-            tokens: for how many the KV cache must have room, instead of what `config` says.
+            config: gives the size of steps, and that of the KV cache if the operator chose one.
+            tokens: how many tokens the KV cache must hold, instead of what `config` says.
         """
         block = block_bytes(self.program.caches, config.block_size, self.choices.kv_dtype)
         blocks = -(-tokens // config.block_size) if tokens else self._least_blocks(config, block)
         step = step_bytes(self.program, self.choices.dtype, config.max_num_batched_tokens, config.max_num_seqs)
         pages = 2 * len(self.program.caches) * LARGE_PAGE
         shape, window = self.program.shape, self.program.window
-        held = blocks * config.block_size if window is None else shape.max_positions  # a window leaves blocks behind
+        held = blocks * config.block_size if window is None else shape.max_positions  # with a window, blocks are freed
         angles = table_bytes(self.program, config.max_model_len or held)
         return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages, angles)
 
@@ -244,7 +244,7 @@ class PlannedModel:
 
 
 def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles:
-    """Make sure that the model is on disk, and open it; `cache_dir` as for `assemble`.
+    """Download the model if it is not on disk, and open it; `cache_dir` as in `app.assemble`.
 
     Raises:
         SetupError: there is no such model, or its files cannot be used.
@@ -254,7 +254,7 @@ def find_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFile
 
 
 def resolve_choices(config: EngineConfig, files: ModelFiles, backend: Backend | None = None) -> Choices:
-    """Choose a backend, if none is given, and the forms of weights, activations, keys and values.
+    """Choose a backend, if none is given, and the formats of weights, activations, keys and values.
 
     Raises:
         ConfigError: an option cannot be used here.
@@ -274,7 +274,7 @@ def _resolve_forms(config: EngineConfig, files: ModelFiles, backend: Backend) ->
 
 
 def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> PlannedModel:
-    """Build a model's program from headers, as `load_model` would from numbers; takes milliseconds.
+    """Build a model's program from headers, as `load_model` does from weights; takes milliseconds.
 
     Raises:
         SetupError: the files lack something.
@@ -288,13 +288,13 @@ def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> Pla
 def with_whole_prompts(config: EngineConfig, planned: PlannedModel, free: int) -> EngineConfig:
     """The same options; for a model that looks ahead, with steps as long as the longest prompt.
 
-    That is the operator's `max_model_len`, else the model's context, halved until what a step takes, its keys and
-    values included, is no more than a quarter of the memory.
+    That is the operator's `max_model_len`. If it is 0: the model's context, or what `kv_cache_memory` holds if that is
+    less, halved until a step, its keys and values included, takes no more than a quarter of the free memory.
 
     Args:
-        config: what the operator chose.
+        config: the operator's options.
         planned: the model.
-        free: bytes of memory.
+        free: bytes of free memory.
     """
     if not planned.program.looks_ahead:
         return config
@@ -318,10 +318,10 @@ def _longest_prompt(config: EngineConfig, planned: PlannedModel, budget: int) ->
 
 
 def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
-    """Choose a backend, see whether the model fits, and place its weights.
+    """Choose a backend, check that the model fits, and place its weights.
 
-    The backend's instruction set and threads are this model's alone. Torch's own threads are set too, of which the
-    process has one number for all models: the last one loaded decides.
+    The backend's instruction set and threads are this model's alone. The number of torch's own threads is set too; the
+    process has only one, so the model loaded last decides.
 
     Raises:
         SetupError: an option cannot be used here, the model does not fit, or the files lack something.
@@ -332,7 +332,7 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
 def place_model(
     config: EngineConfig, files: ModelFiles, choices: Choices, announce: Callable[[str], None]
 ) -> LoadedModel:
-    """`load_model`, where the choices were made."""
+    """`load_model` with choices already made."""
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
     planned = plan_model(config, files, choices)
     config = with_whole_prompts(config, planned, free_memory(backend.device))
@@ -349,7 +349,7 @@ def place_model(
         binder = Binder(files.source, dtype, backend.device, str(files.path), seen, weight_format, cpu)
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
-    give_back()  # room of tensors that were read, widened and packed, which no KV cache would be sized from
+    give_back()  # what reading and packing weights freed, so that the KV cache can be sized from it
     model = executor(program, dtype, backend)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
@@ -370,7 +370,7 @@ def place_model(
 
 
 def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles) -> None:
-    """Refuse a model that does not fit beside the KV cache that was asked for, before any of it is read."""
+    """Refuse a model that does not fit beside its KV cache, before any weights are read."""
     needs, free = planned.needs(config), free_memory(planned.choices.backend.device)
     if needs.total <= free:
         return
@@ -381,7 +381,7 @@ def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles
 
 
 def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> Iterator[Alternative]:
-    """The same model in other forms, those that change least first."""
+    """The same model in other formats, those that change least first."""
     shorter = replace(config, kv_cache_memory=0, max_model_len=0)
     if choices.backend.why_torch() is not None:
         return
@@ -397,7 +397,7 @@ def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> 
 
 
 def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
-    """What computes a program: one compiled call a step if the backend does all of it so, else operation by operation.
+    """The executor of a program: one compiled call per step if the backend supports all of it, else one per operation.
 
     Decided once, here; a backend never changes afterwards.
     """

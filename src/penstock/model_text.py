@@ -1,7 +1,7 @@
-"""The half of a model that needs no tensors: its tokenizer, chat template and formats of answers, and its grammars.
+"""The half of a model that needs no tensors: its tokenizer, chat template, formats of answers, and grammars.
 
-Names concrete classes of several rooms, as `app`, `building` and `loading` do. A process that serves imports this and
-no torch; one that computes needs it too, for the vocabulary of grammars.
+Names concrete classes of several rooms, as `app`, `building` and `loading` do. A process that only serves imports this,
+but not torch; one that computes needs it too, for the vocabulary of grammars.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["grammars_of", "open_model_text", "vocabulary_of"]
 
 
 def open_model_text(config: EngineConfig, files: TextFiles) -> TextModel:
-    """A model's tokenizer, chat template and formats of answers, as the operator wants them.
+    """A model's tokenizer, chat template and formats of answers, with the operator's options applied.
 
     Raises:
         SetupError: they cannot be read.
@@ -31,12 +31,12 @@ def open_model_text(config: EngineConfig, files: TextFiles) -> TextModel:
 
 
 def grammars_of(text: TextModel, vocab_size: int, *, compiles: bool = True) -> GrammarLibrary:
-    """Grammars over a model's vocabulary, which is read when the first one is wanted.
+    """Grammars over a model's vocabulary, which is read when the first one is needed.
 
     Args:
-        text: the model's.
-        vocab_size: logits of a row.
-        compiles: whether matchers are made in this process too; else requests are only checked.
+        text: the model's tokenizer and formats.
+        vocab_size: number of logits in a row.
+        compiles: whether matchers are made in this process too; otherwise requests are only checked.
     """
     return GrammarLibrary(partial(vocabulary_of, text, vocab_size), compiles=compiles, encode=text.tokenizer.encode)
 

@@ -1,6 +1,6 @@
 """The program of a runner's process, and of its zygote: `python -m penstock.runner_process DESCRIPTOR`.
 
-Names concrete classes of several rooms, as `app`, `building` and `loading` do, and no other file.
+Names concrete classes of several rooms, as `app`, `building` and `loading` do.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Take orders from the engine at the other end of a socket."""
+    """Carry out orders from the engine at the other end of a socket."""
     take_short_turns()
-    faulthandler.enable()  # where it was when it crashed, or when it was ended because it hung
+    faulthandler.enable()  # dump stacks after a crash, or when the process is ended because it hung
     connection: Connection[Order] = Connection(socket.socket(fileno=int(sys.argv[1])), Order)
     serve_orders(connection, _prepare)
 
 
 def _prepare() -> tuple[Build, Profiler]:
-    """Import torch, here and not above: meanwhile this process ends already if the engine's does.
+    """Import torch here, not at the top: during the import, this process already ends when the engine's does.
 
-    Nothing that is imported may start a thread: a zygote forks behind it.
+    No import may start a thread, because a zygote forks afterwards.
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # which numpy has, and nothing here multiplies with
-    import penstock.building  # noqa: F401 - which `_build` imports when it is called
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy has it, but nothing here multiplies with it
+    import penstock.building  # noqa: F401 - `_build` imports from it when called
     from penstock.exec.profiler import TorchProfiler
 
-    gc.freeze()  # what was imported stays as long as the process: nothing to be gone through again and again
+    gc.freeze()  # imports live as long as the process, so collections need not scan them
     return _build, TorchProfiler()
 
 
@@ -65,7 +65,7 @@ def _build(
         find_draft_model(order.config, cache_dir),
     )
     if not runner_facts.looks_ahead:
-        grammars.prepare()  # in the first step with a grammar, all streams would wait for it
+        grammars.prepare()  # otherwise the first grammar would stall all streams
     return runner, runner_facts
 
 

@@ -1,7 +1,7 @@
-"""Whether stored KV blocks and states are what would be computed: each is, from its tokens and all before it.
+"""Check stored KV blocks and states by computing them again, from their tokens and all before them.
 
-Names concrete classes of several rooms. What is proved is what nothing else can: a checksum says that a file is what
-was written, and this that what was written is right, by the model, the kernels and the processor that are here now.
+Names concrete classes of several rooms. A checksum proves only that a file is what was written; this check proves that
+what was written is right, for the model, the kernels and the processor in use now.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _GREEDY = SamplingSpec((("temperature", 0),))
 
 @dataclass(slots=True)
 class StoreVerdict:
-    """What became of the blocks that were looked at, and of the states.
+    """What the check found, blocks and states counted together.
 
     Attributes:
-        same: to the bit what was computed again.
-        different: not; their keys. There must be none.
-        damaged: not what was written; they are deleted.
-        orphaned: without all blocks before them, which were evicted: they are found by nobody, and cannot be computed.
-        why_not: why nothing was looked at; "" where it was.
+        same: how many are, bit for bit, what was computed again.
+        different: keys of those that differ. There must be none.
+        damaged: how many files were not what was written; they are deleted.
+        orphaned: how many lack a block before them, which was evicted: they are never used, and cannot be computed.
+        why_not: why nothing was checked; "" otherwise.
     """
 
     same: int = 0
@@ -47,7 +47,7 @@ class StoreVerdict:
 def verify_store(
     config: EngineConfig, cache_dir: Path, root: Path, count: int, seed: int, announce: Callable[[str], None]
 ) -> StoreVerdict:
-    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer; and as many states.
+    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer; likewise for states.
 
     Raises:
         SetupError: the model or an option cannot be used.
@@ -72,7 +72,7 @@ def verify_store(
 
 
 class _Check:
-    """Computes blocks, one sequence after the other. Owned by `verify_store`."""
+    """Computes blocks and states, one sequence after the other. Owned by `verify_store`."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, store: BlockStore) -> None:
         self.verdict = StoreVerdict()
@@ -82,7 +82,7 @@ class _Check:
         self._size = config.block_size
 
     def look_at(self, key: bytes, store: BlockStore) -> None:
-        """Compute a block, or a state of another store, again, if all blocks before it are there."""
+        """Compute a block, or a state if `store` is theirs, again, unless a block before it is missing."""
         found = store.origin(key)
         if found is None:
             return
@@ -98,7 +98,7 @@ class _Check:
             self.verdict.different += (key.hex(),)
 
     def _prefix(self, origin: Origin) -> list[int] | None:
-        """All tokens up to the block's last; None where a block before it is gone."""
+        """All tokens up to the block's last; None if a block before it is missing."""
         parts, parent = [origin.tokens], origin.parent
         for before in reversed(range(origin.before)):
             found = self._store.origin(parent)
@@ -109,9 +109,9 @@ class _Check:
         return [token for part in reversed(parts) for token in part]
 
     def _compute(self, tokens: list[int]) -> tuple[bytes, bytes]:
-        """The last block of a sequence of these tokens, and the state behind it: b"" where the model carries none.
+        """The last block of a sequence of these tokens, and the state after it; b"" for a model without states.
 
-        In a memory of their own, and in chunks as they are served.
+        Computes in memory of its own, and in chunks as in serving.
         """
         blocks, states = len(tokens) // self._size, self._loaded.state_store(1, 1)
         kv = self._loaded.kv_store(blocks + 1, self._size)

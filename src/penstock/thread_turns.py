@@ -1,4 +1,4 @@
-"""Which thread goes on while others wait: for how long, and after whom."""
+"""Which thread of a process runs first, and when the others give way to it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ __all__ = ["NICENESS", "give_way", "go_last", "going_first", "letting_others", "
 
 _TURN_SECONDS = 0.001
 NICENESS = 10
-"""Of whoever goes last. Steps of the engine go first where processors are few."""
+"""Niceness of what goes last, so that the engine's steps go first if processors are few."""
 _MOST_SECONDS = 0.05
-"""For which somebody gives way: who goes first may never be done."""
+"""The longest single wait in `give_way`: the thread that goes first may never be done."""
 
 _nobody_first = threading.Event()
 _nobody_first.set()
 
 
 def take_short_turns() -> None:
-    """Let threads of this process take turns of a millisecond, in place of Python's five.
+    """Let threads of this process hold the GIL for a millisecond at a time, instead of Python's five.
 
-    For a process that computes steps and does other work beside them: a step has many moments at which it waits for its
-    turn, at each of them for the turns of others.
+    For a process that does other work besides steps: a step waits for the GIL many times, each time for the turns of
+    other threads.
     """
     sys.setswitchinterval(_TURN_SECONDS)
 
 
 def go_last(native_id: int | None = None) -> None:
-    """Lower the priority of one thread, by default of this one, where the system has priorities of threads (Linux)."""
+    """Lower the priority of a thread, by default the calling one, if the system has thread priorities (Linux)."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id() if native_id is None else native_id, NICENESS)
 
 
 @contextmanager
 def going_first() -> Iterator[None]:
-    """Have other threads of this process `give_way` meanwhile.
+    """While in this context, make other threads of this process wait in `give_way`.
 
-    A step lets go of Python's lock in each of its many calls of torch, and would wait to get it back each time: for a
-    turn of whoever else runs Python, or a compiled call of milliseconds that keeps the lock.
+    A step releases the GIL in each of its many torch calls, and would wait each time to get it back: for the turn of
+    another thread that runs Python, or for a compiled call of milliseconds that holds the GIL.
     """
     _nobody_first.clear()
     try:
@@ -52,7 +52,7 @@ def going_first() -> Iterator[None]:
 
 @contextmanager
 def letting_others() -> Iterator[None]:
-    """Within `going_first`: nobody need give way, because this thread waits or runs compiled code."""
+    """Within `going_first`, let others go on meanwhile, because this thread waits or runs compiled code."""
     first = not _nobody_first.is_set()
     _nobody_first.set()
     try:
@@ -63,7 +63,7 @@ def letting_others() -> Iterator[None]:
 
 
 class _Baton:
-    """What one thread has at a time: whoever came first."""
+    """Held by one thread at a time, in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class _Baton:
         mine.wait()
 
     def pass_on(self) -> None:
-        """Let the next one have it."""
+        """Hand it to the next waiting thread, if there is one."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -95,10 +95,10 @@ _here = threading.local()
 
 @contextmanager
 def taking_turns() -> Iterator[None]:
-    """Of all threads that are within this, one goes on at a time; the next one when it gives way.
+    """Of all threads in this context, one runs at a time; the next one runs when it gives way or leaves.
 
-    Each thread that runs Python may have a compiled call of milliseconds under way that keeps Python's lock, and who
-    goes first waits for all of them.
+    Each thread that runs Python may be in a compiled call of milliseconds that holds the GIL, and the thread that goes
+    first would wait for all of them.
     """
     _baton.take()
     _here.has_baton = True
@@ -110,7 +110,7 @@ def taking_turns() -> Iterator[None]:
 
 
 def give_way() -> None:
-    """Wait while somebody goes first, but not for long. For long work in Python, between its parts."""
+    """Wait while another thread goes first, but not for long. Call it between the parts of long work in Python."""
     if not getattr(_here, "has_baton", False):
         _nobody_first.wait(_MOST_SECONDS)
         return

@@ -1,7 +1,7 @@
-"""Watching the steps that are computed: one that takes far longer than its like is reported, once, with where it is.
+"""Watches steps: one that takes far longer than earlier ones is reported, once, with the stacks of all threads.
 
-Decides when a step is overdue (`HangLimit`, as for a runner in a process of its own) and when nothing but a new process
-would help. Ends nothing itself: a thread that computes cannot be ended, and a process that hung is ended by its runner.
+Decides when a step is overdue (`HangLimit`, as for a runner in a separate process) and when only a new process would
+help. Ends nothing itself: a thread that computes cannot be ended, and a hung process is ended by its runner.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from penstock.remote.hang_limit import HangLimit
 __all__ = ["WatchedRunner", "Watchdog"]
 
 TURN_SECONDS = 1.0
-"""How often it looks. Time is counted in turns: while the whole process stands still, no step is late."""
+"""Seconds between two looks. Time is counted in looks, so no step is overdue because the whole process stopped."""
 
 LOST_TIMES = 4.0
 LOST_SECONDS = 60.0
-"""A step that takes so many times what makes it overdue, and so many seconds, is not expected to end."""
+"""A step that takes this many times its limit, and at least this many seconds, is not expected to end."""
 
 LAST_PLANS = 4
 MOST_FRAMES = 40
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class _Work(NamedTuple):
-    """What is being done: a step, or (without a plan) a new start of what computes."""
+    """The current work: a step, or (without a plan) a reset of the runner."""
 
     what: str
     plan: StepPlan | None
@@ -52,24 +52,24 @@ class Watchdog:
     """Watches one runner; see `StepWatch`.
 
     Args:
-        turn_seconds: how often it looks.
+        turn_seconds: seconds between two looks.
     """
 
     def __init__(self, turn_seconds: float = TURN_SECONDS) -> None:
         self._recovers = False
         self._turn_seconds = turn_seconds
         self._turn = 0
-        self._work: _Work | None = None  # a new value for each step, so that any thread may look at it
+        self._work: _Work | None = None  # a new value for each step, so that any thread may read it
         self._reported: _Work | None = None
         self._last_plans: deque[StepPlan] = deque(maxlen=LAST_PLANS)
         self._hang_limit = HangLimit()
 
     def watch(self, runner: Runner | OverlappingRunner, *, recovers: bool) -> OverlappingRunner:
-        """The same runner, watched. It must not have computed anything.
+        """Wrap a runner, which must not have computed anything, so that its steps are watched.
 
         Args:
-            runner: the one whose steps these are.
-            recovers: whether it ends by itself what hangs, and starts it anew.
+            runner: the runner.
+            recovers: whether it ends a hung process itself, and starts another.
         """
         self._recovers = recovers
         return WatchedRunner(runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner), self)
@@ -95,7 +95,7 @@ class Watchdog:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Inside, look from a thread; without it no time passes for this watchdog."""
+        """While in this context, look from a thread; outside, no time passes for this watchdog."""
         ended = threading.Event()
         thread = threading.Thread(target=self._look, args=(ended,), name="penstock-watchdog", daemon=True)
         thread.start()
@@ -111,23 +111,23 @@ class Watchdog:
         self._work = _Work(f"step {plan.step}", plan, limit, self._turn, time.monotonic())
 
     def begin_reset(self) -> None:
-        """What computes is being set up again: until that is done, nothing is computed."""
+        """The runner is being reset, and computes nothing until that is done."""
         self._work = _Work("what computes is being started anew", None, 0.0, self._turn, time.monotonic())
 
     def end(self) -> None:
-        """Nothing is being computed."""
+        """The step or reset has ended."""
         work, self._work = self._work, None
         if work is None or work.plan is None:
             return
         self._last_plans.append(work.plan)
-        # Counted in turns too: a step during which the process stood still says nothing of those that will follow.
+        # Bounded by looks too: a step during which the process was stopped says nothing about later ones.
         seconds = min(time.monotonic() - work.began, (self._turn - work.turn + 1) * self._turn_seconds)
         self._hang_limit.ran(work.plan, seconds)
         if work is self._reported:
             log.warning("%s ended, after %.1f s", work.what, seconds)
 
     def _seconds(self, work: _Work) -> float:
-        """How long it has taken, at least."""
+        """How long it has taken, at least, in seconds."""
         return max(0, self._turn - work.turn - 1) * self._turn_seconds
 
     def _look(self, ended: threading.Event) -> None:
@@ -149,7 +149,7 @@ class Watchdog:
 
 
 class WatchedRunner:
-    """A runner whose steps a watchdog knows of; see `OverlappingRunner`."""
+    """A runner that tells a watchdog about its steps; see `OverlappingRunner`."""
 
     def __init__(self, runner: OverlappingRunner, watchdog: Watchdog) -> None:
         self._runner = runner
