@@ -18,11 +18,11 @@ __all__ = [
 ]
 
 LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot write; vLLM's convention."""
+"""Replaces minus infinity, which JSON cannot represent; vLLM's convention."""
 
 
 def usage_object(usage: Usage) -> JsonObject:
-    """Token counts as OpenAI writes them."""
+    """Token counts in OpenAI's format."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -32,7 +32,7 @@ def usage_object(usage: Usage) -> JsonObject:
 
 
 def running_usage_object(usage: Usage) -> JsonObject:
-    """Token counts while an answer grows: without details, which its end knows."""
+    """Token counts while an answer is streaming, without details, which are known only at its end."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -41,17 +41,17 @@ def running_usage_object(usage: Usage) -> JsonObject:
 
 
 def chat_usage_object(usage: Usage) -> JsonObject:
-    """The same, with the tokens that were spent on reasoning."""
+    """`usage_object`, plus the number of reasoning tokens."""
     return usage_object(usage) | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
 
 
 def finite_logprob(logprob: float) -> float:
-    """`logprob`, or `LEAST_LOGPROB` where it is infinite or NaN, which JSON cannot write."""
+    """`logprob`, or `LEAST_LOGPROB` if it is infinite or NaN, which JSON cannot represent."""
     return logprob if math.isfinite(logprob) else LEAST_LOGPROB
 
 
 def logprob_objects(tokens: Iterable[TokenPiece]) -> list[JsonObject]:
-    """Tokens, each with its top alternatives, as chat completions and responses write them."""
+    """Tokens, each with its top alternatives, in the format of chat completions and responses."""
     return [{**_token_object(token), "top_logprobs": [_token_object(other) for other in token.top]} for token in tokens]
 
 

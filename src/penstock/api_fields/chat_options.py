@@ -1,7 +1,7 @@
-"""What a request says of a conversation beside sampling: the prompt, its tools, and how the answer is parsed.
+"""The conversation options of a request, apart from sampling: the prompt, its tools, and how the answer is parsed.
 
-Decides what these fields of chat completions mean, for every endpoint and for the Python API, and the grammar of an
-answer that must call a tool, or must have a form where it calls none.
+Decides what these chat completions fields mean, for every endpoint and for the Python API, and the grammar of an answer
+that must call a tool, or must have a given form unless it calls one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ANSWER_FIELDS = (
 )
 
 CHAT_SAMPLING_FIELDS = sampling_fields("best_of", "logprobs")
-"""The sampling parameters that chat completions take as they are; `logprobs` is spelled differently there."""
+"""The sampling parameters that chat completions accept unchanged; `logprobs` is spelled differently there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class ChatOptions:
     offer: ToolOffer
 
     def applied(self, request: EngineRequest) -> EngineRequest:
-        """`request` with this conversation, which replaces its prompt, reply rules and grammar.
+        """`request` with this conversation's prompt, reply rules and, if needed, grammar.
 
         Raises:
-            InvalidParameter: the request asks for a form that does not go together with the calls.
+            InvalidParameter: the request asks for a form that cannot be combined with tool calls.
         """
         wanted = request.grammar
         if self.offer.forced:
@@ -94,15 +94,15 @@ class ChatOptions:
 
 
 def read_chat_options(given: JsonObject, card: ModelCard, limits: RequestLimits) -> ChatOptions:
-    """The options in a request whose fields have been checked one by one.
+    """The options in a request whose fields have already been checked individually.
 
     Args:
         given: `messages`, and the fields of `PROMPT_FIELDS` and `ANSWER_FIELDS` that the body has.
         card: the served model.
-        limits: on requests.
+        limits: limits on requests.
 
     Raises:
-        InvalidParameter: they cannot be served; names the field.
+        InvalidParameter: an option cannot be served; names the field.
     """
     offer = read_tools(given, limits)
     reasoning = ReasoningUse.SPLIT if given.get("include_reasoning", True) else ReasoningUse.HIDDEN

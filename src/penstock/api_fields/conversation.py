@@ -1,6 +1,6 @@
 """`messages` of a request: OpenAI's message objects, read into the contract's `Message`.
 
-Decides which fields a message of each role may have, and that each tool result must refer to a call before it.
+Decides which fields a message of each role may have, and that each tool result must refer to an earlier call.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CONTENT_SCHEMAS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_PART, "minIte
 
 
 def _message_schema(roles: Sequence[str], required: Sequence[str], **own: JsonObject) -> JsonObject:
-    """The schema of a message of these roles; `own` are the fields that only they have. Null means absent."""
+    """The schema of a message of these roles; `own` holds the schemas specific to them. Null means absent."""
     shared: JsonObject = {
         "role": {"enum": list(roles)},
         "content": {"anyOf": _CONTENT_SCHEMAS},
@@ -102,7 +102,7 @@ NEUTRAL_MESSAGE: Neutrals = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's copy of what it does not know in our answers
+    "provider_specific_fields": ({}, {"refusal": None}),  # LiteLLM's copy of answer fields that it does not know
     "refusal": (),
 }
 
@@ -144,7 +144,7 @@ _PART_FIELDS = (Field("type", TEXT, "Always text."), Field("text", TEXT, "The te
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What reading a message needs to know of the ones before it: their calls, by id."""
+    """State for reading messages: the limits, and the function names of earlier calls by call id."""
 
     limits: RequestLimits
     made: dict[str, str]
@@ -154,7 +154,7 @@ def read_conversation(given: JsonObject, limits: RequestLimits) -> tuple[Message
     """The messages of a request.
 
     Raises:
-        InvalidParameter: a message is malformed, or answers a call that nobody made; names the field.
+        InvalidParameter: a message is malformed, or answers a call that was never made; names the field.
     """
     values: list[Any] = given.get("messages", [])
     if not values:
@@ -211,7 +211,7 @@ def _reasoning(given: JsonObject, path: str) -> str:
 
 
 def _answered(call_id: str, name: str, path: str, context: _Context) -> str:
-    """The name of the function whose result a tool's message is."""
+    """The name of the function whose result a tool message holds."""
     if call_id not in context.made:
         where = join_path(path, "tool_call_id")
         raise InvalidParameter(where, f"{where}: no message before this one made a call with this id.")

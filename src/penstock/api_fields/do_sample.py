@@ -1,6 +1,6 @@
-"""`do_sample` and `stop_on_eos`: what Hugging Face and RoseInfer call it to be greedy, and to go on past the end.
+"""`do_sample` and `stop_on_eos`: Hugging Face's and RoseInfer's names for sampling, and for stopping at the end.
 
-Decides what they become among the sampling parameters, and what happens where both spellings are given.
+Decides which sampling parameters they become, and what happens if both spellings are given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOP_ON_EOS = Field("stop_on_eos", BOOLEAN, "The opposite of ignore_eos, under a
 
 
 def temperature_of(given: JsonObject, default: float) -> JsonObject:
-    """What `do_sample` in a request makes of its temperature, {} for nothing; `default` is the model's own."""
+    """The temperature that `do_sample` implies; {} for no change. `default` is the model's own temperature."""
     match given.get("do_sample"):
         case False:
             return {"temperature": GREEDY}
@@ -35,7 +35,7 @@ def move_stop_on_eos(given: JsonObject) -> None:
     """Replace `stop_on_eos` in a request by `ignore_eos`.
 
     Raises:
-        InvalidParameter: both are given, and contradict each other.
+        InvalidParameter: both are given and contradict each other.
     """
     if "stop_on_eos" not in given:
         return

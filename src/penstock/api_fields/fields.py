@@ -1,8 +1,7 @@
 """Request fields: their names, JSON types and documentation, and the rule that no field is silently ignored.
 
-A body may hold fields that are implemented (`Field`), and fields that other servers have and this one does not, at a
-value that asks for nothing (`Neutrals`). Everything else is refused by name. The OpenAPI document is derived from the
-same tables.
+A body may hold implemented fields (`Field`), and fields that only other servers implement, if their value has no effect
+(`Neutrals`). Everything else is refused by name. The OpenAPI document is derived from the same tables.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ __all__ = [
 ]
 
 Neutrals = Mapping[str, tuple[Any, ...]]
-"""Field name -> the values that ask for nothing. `null` is always one and is not listed."""
+"""Field name -> the values without effect. `null` is always one and is not listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A JSON type: its name in errors, its JSON schema, a test for values of it, and their one form."""
+    """A JSON type: its name in errors, its JSON schema, a test for its values, and their conversion to one form."""
 
     name: str
     schema: JsonObject
@@ -49,10 +48,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field that is implemented. `null` is the same as leaving the field out.
+    """An implemented field. `null` is the same as leaving the field out.
 
     Attributes:
-        hint: it asks for nothing that an answer could lack: it is accepted, checked, and changes nothing.
+        hint: whether the field is only a hint: it is accepted and checked, but has no effect on the answer.
     """
 
     name: str
@@ -66,14 +65,14 @@ def _is_text_list(value: Any) -> bool:
 
 
 def whole_numbers(value: Any) -> Any:
-    """`value` with the integers that are written as 5.0 as such, in lists too: some languages have no other numbers."""
+    """Convert whole floats such as 5.0 to integers, in lists too: some languages have no integers."""
     if isinstance(value, list):
         return [whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT else value
 
 
 def _is_integer(value: Any) -> bool:
-    return type(whole_numbers(value)) is int  # a JSON true is no 1
+    return type(whole_numbers(value)) is int  # not bool: JSON's true is not 1
 
 
 def _is_labels(value: Any) -> bool:
@@ -85,8 +84,8 @@ def _is_labels(value: Any) -> bool:
     )
 
 
-MAX_EXACT = 2**53  # a float beyond may stand for several integers
-MAX_LABELS, MAX_LABEL_KEY, MAX_LABEL_VALUE = 16, 64, 512  # OpenAI's own limits of `metadata`
+MAX_EXACT = 2**53  # a larger float may represent several integers
+MAX_LABELS, MAX_LABEL_KEY, MAX_LABEL_VALUE = 16, 64, 512  # OpenAI's own limits on `metadata`
 
 TEXT = Kind("a string", {"type": "string"}, lambda value: isinstance(value, str))
 INTEGER = Kind("an integer", {"type": "integer"}, _is_integer, whole_numbers)
@@ -117,16 +116,16 @@ LABELS = Kind(
 
 
 def one_of(*words: str) -> Kind:
-    """One of a few words."""
+    """The kind of a field whose value must be one of `words`."""
     schema = {"type": "string", "enum": list(words)}
     return Kind(f"one of {', '.join(words)}", schema, lambda value: isinstance(value, str) and value in words)
 
 
 def read_fields(body: JsonObject, fields: Sequence[Field], neutrals: Neutrals, path: str = "") -> JsonObject:
-    """The implemented fields of `body` that are not null; each has its declared type.
+    """The implemented fields of `body` that are not null, each of its declared type.
 
     Raises:
-        InvalidParameter: a field is unknown, is not supported at the value it has, or has the wrong type.
+        InvalidParameter: a field is unknown, unsupported at its value, or of the wrong type.
     """
     known = {field.name: field for field in fields}
     given: JsonObject = {}
@@ -146,10 +145,10 @@ def read_fields(body: JsonObject, fields: Sequence[Field], neutrals: Neutrals, p
 def read_object(
     value: Any, fields: Sequence[Field], path: str, *required: str, neutrals: Neutrals | None = None
 ) -> JsonObject:
-    """As `read_fields`, for a nested object that must have the `required` fields.
+    """Like `read_fields`, for a nested object that must have the `required` fields.
 
     Raises:
-        InvalidParameter: as `read_fields`; or the value is not an object, or lacks a field.
+        InvalidParameter: as for `read_fields`; or the value is not an object, or lacks a required field.
     """
     if not isinstance(value, dict):
         raise InvalidParameter(path, f"{path} must be an object.", code="invalid_type")
@@ -177,7 +176,7 @@ def _refuse_unless_neutral(name: str, value: Any, neutrals: Neutrals, where: str
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality of JSON values: 0 is 0.0, but false is not 0."""
+    """Whether two JSON values are equal: 0 equals 0.0, but not false."""
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 

@@ -1,8 +1,7 @@
 """Request fields with the bounds of the served model, for the OpenAPI document.
 
-Decides which schemas depend on the model: on its name, its context, its vocabulary, its sampling defaults, and the
-switches of its thinking.
-These bounds only describe what the parsers check by themselves.
+Decides which schemas depend on the model: on its name, context, vocabulary, hidden size, sampling defaults, and how its
+thinking can be controlled. These bounds only describe what the parsers themselves check.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from penstock.contract.model import ModelCard
 __all__ = ["LENGTHS", "fitted"]
 
 LENGTHS = {"max_tokens": 1, "max_completion_tokens": 1, "max_output_tokens": 1, "min_tokens": 0}
-"""Field that counts tokens -> its least value; its greatest is the context."""
+"""Fields that count tokens, with their minimum; the maximum is the context length."""
 
 _IDS = frozenset({"prompt", "input", "tokens", "stop_token_ids", "allowed_token_ids"})
 """Fields in which every integer is a token id."""
 
 
 def fitted(fields: Sequence[Field], card: ModelCard, lengths: Mapping[str, int] = LENGTHS) -> tuple[Field, ...]:
-    """`fields` with schemas that allow no more than this model can do; `lengths` as `LENGTHS`."""
+    """`fields` with schemas restricted to what this model supports; `lengths` has the form of `LENGTHS`."""
     return tuple(replace(field, kind=replace(field.kind, schema=_schema(field, card, lengths))) for field in fields)
 
 

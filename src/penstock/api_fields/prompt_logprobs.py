@@ -1,6 +1,6 @@
-"""`prompt_logprobs` in answers: the log probabilities of a prompt's tokens, as vLLM writes them.
+"""`prompt_logprobs` in answers: the log probabilities of a prompt's tokens, in vLLM's format.
 
-Completions may have several prompts, so there each choice has them; the answers of other endpoints have them once.
+Completions may have several prompts, so each choice carries its own; answers of other endpoints carry them once.
 Streams have none.
 """
 
@@ -38,8 +38,8 @@ class PromptLogprobs:
     """Which prompt log probabilities an answer holds.
 
     Attributes:
-        count: how many alternatives to each token.
-        in_choices: whether each choice carries its prompt's; else the answer carries those of its only prompt.
+        count: number of alternatives to each token.
+        in_choices: whether each choice carries its prompt's; otherwise the answer carries those of its only prompt.
     """
 
     count: int
@@ -47,7 +47,7 @@ class PromptLogprobs:
 
 
 def read_prompt_logprobs(params: SamplingParams, *, stream: bool, in_choices: bool) -> PromptLogprobs | None:
-    """Which ones `params` ask for; None for none.
+    """The prompt log probabilities that `params` ask for, or None.
 
     Raises:
         InvalidParameter: `params` ask for them in a stream.
@@ -61,7 +61,7 @@ def read_prompt_logprobs(params: SamplingParams, *, stream: bool, in_choices: bo
 
 
 def add_prompt_logprobs(answer: JsonObject, wanted: PromptLogprobs, prompts: Sequence[PromptTokens]) -> None:
-    """Put them into a whole answer, whose choices are in the order of `prompts`, equally many for each."""
+    """Add them to a complete answer; its choices are in the order of `prompts`, the same number for each."""
     objects = [_entries(prompt, wanted.count) for prompt in prompts]
     if not wanted.in_choices:
         (answer["prompt_logprobs"],) = objects
@@ -72,7 +72,7 @@ def add_prompt_logprobs(answer: JsonObject, wanted: PromptLogprobs, prompts: Seq
 
 
 def _entries(prompt: PromptTokens, count: int) -> list[JsonObject | None]:
-    """One entry for each token: null for the first, which nothing predicts; else the token and the top ones, by id."""
+    """One entry per token: null for the first, which has no prediction; otherwise the token and the top ones, by id."""
     return [None, *({str(each.id): _entry(each) for each in (t, *t.top[:count])} for t in prompt.tokens[1:])]
 
 

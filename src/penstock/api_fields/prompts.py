@@ -1,6 +1,6 @@
 """Prompts in request bodies: text or token ids, one or several.
 
-A prompt field has four forms, as OpenAI's: a text, a list of texts, a list of token ids, a list of such lists.
+A prompt field has four forms, as in OpenAI's API: a text, a list of texts, a list of token ids, a list of such lists.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PROMPTS = Kind(
 
 
 def split_prompts(value: Any, field: str, most: int) -> list[tuple[str, Any]]:
-    """The path of each prompt in a field of kind `PROMPTS`, and the prompt; at most `most` of them.
+    """Split a field of kind `PROMPTS` into prompts, each with its path.
 
     Raises:
-        InvalidParameter: there is none, there are too many, or texts and token ids are mixed.
+        InvalidParameter: there is no prompt, there are more than `most`, or texts and token ids are mixed.
     """
     if value is None:
         raise InvalidParameter(field, f"{field} is missing.", code="missing_value")
@@ -53,10 +53,10 @@ def split_prompts(value: Any, field: str, most: int) -> list[tuple[str, Any]]:
 
 
 def read_prompt(value: Any, path: str, card: ModelCard, limits: RequestLimits) -> Prompt:
-    """One prompt: text, or token ids of the served vocabulary.
+    """Read one prompt: text, or token ids of the served vocabulary.
 
     Raises:
-        RequestError: it is neither, or longer than the context.
+        RequestError: it is neither, or is longer than the context.
     """
     if isinstance(value, str):
         check_prompt_chars(len(value), path, card, limits)

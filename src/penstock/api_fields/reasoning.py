@@ -1,8 +1,8 @@
-"""How much a model thinks before it answers: the APIs' words for it, as variables of the model's chat template.
+"""How much a model thinks before it answers: maps the APIs' efforts to variables of the model's chat template.
 
-Decides which variable each word sets, and which words a model cannot follow. A template has a level
-(`reasoning_effort`), a switch (`enable_thinking`, `thinking`), both or neither; with neither, the model thinks always
-or never. To one that never thinks every word is a hint that changes nothing: agents send one whatever is served.
+Decides which variable each effort sets, and which efforts a model cannot follow. A template has a level
+(`reasoning_effort`), a switch (`enable_thinking`, `thinking`), both or neither; with neither, the model always or never
+thinks. A model that never thinks accepts every effort as a hint without effect, because agents send one to any model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Variables = dict[str, TemplateValue]
 
 
 def effort_variables(effort: str, card: ModelCard, field: str) -> Variables:
-    """The variables that `effort` sets. With a switch alone there are two levels: `none`, and everything else.
+    """The variables that `effort` sets. With only a switch there are two levels: `none`, and everything else.
 
     Args:
         effort: one of `EFFORTS`.
@@ -33,7 +33,7 @@ def effort_variables(effort: str, card: ModelCard, field: str) -> Variables:
         field: the request field that names the effort, for errors.
 
     Raises:
-        InvalidParameter: the template has no variable for it, and the model does not behave that way by itself.
+        InvalidParameter: the template has no variable for it, and the model does not behave that way anyway.
     """
     if effort == "none":
         return _without_thinking(card, field)
@@ -50,14 +50,14 @@ def level_variables(effort: str, card: ModelCard, field: str) -> Variables:
         InvalidParameter: the model thinks, and its template has no levels.
     """
     if LEVEL not in card.template_variables and not card.thinks:
-        return {}  # it does not think, however much it is told to
+        return {}  # the model never thinks, so the level has no effect
     if LEVEL not in card.template_variables:
         raise _refusal(field, "this model's chat template has no variable that says how much to think")
     return {LEVEL: effort}
 
 
 def switch_variables(card: ModelCard, *, on: bool) -> Variables:
-    """The variables that turn thinking on or off; none where the template has no switch."""
+    """The variables that turn thinking on or off; empty if the template has no switch."""
     return {name: on for name in SWITCHES if name in card.template_variables}
 
 

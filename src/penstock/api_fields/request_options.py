@@ -1,7 +1,7 @@
-"""The fields that every generating endpoint has, and what they become in an `EngineRequest`.
+"""The fields that every generating endpoint has, and how they become an `EngineRequest`.
 
 The sampling fields come from `penstock.sampling`, the others are listed here. Decides their limits, and what happens
-where one thing is given under two names.
+if one value is given under two names.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ HINTS = (
         hint=True,
     ),
 )
-"""What OpenAI's clients and agents send along, whatever serves them."""
+"""Fields that OpenAI's clients and agents send to any server."""
 STREAM_OPTIONS = Field("stream_options", OBJECT, "What a stream carries beside text; only with stream: true.")
 
 
@@ -113,7 +113,7 @@ NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-"""Fields of every generating endpoint that other servers know and this one does not."""
+"""Fields of every generating endpoint that only other servers implement, with the values accepted here."""
 
 
 def sampling_fields(*without: str) -> tuple[Field, ...]:
@@ -127,7 +127,7 @@ def sampling_fields(*without: str) -> tuple[Field, ...]:
 
 
 def _canonical(parameter: Parameter) -> Callable[[Any], Any]:
-    """How a JSON value of a sampling parameter is written: one of whole numbers has no fractions."""
+    """The canonical form of a sampling parameter's values: whole floats become integers if it takes integers."""
     schema = parameter.kind.schema()
     types = {each.get("items", each).get("type") for each in schema.get("anyOf", [schema])}
     return whole_numbers if "integer" in types else _unchanged
@@ -139,7 +139,7 @@ def _unchanged(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request says beside its prompts; the same for each of them."""
+    """The options of a request, which apply to each of its prompts."""
 
     params: SamplingParams
     priority: int
@@ -166,14 +166,14 @@ class RequestOptions:
 
 
 def served_name(body: JsonObject, card: ModelCard, limits: RequestLimits) -> str:
-    """The name under which a body asks for the served model, which its answer repeats; the main one where it has none.
+    """The model name in a body, which its answer repeats; the served model's main name if the body has none.
 
     Raises:
-        UnknownModel: it names another model.
-        InvalidParameter: the name is longer than any.
+        UnknownModel: the body names another model.
+        InvalidParameter: the name is too long.
     """
     asked = body.get("model")
-    if not isinstance(asked, str):  # another type is refused with the other fields
+    if not isinstance(asked, str):  # a wrong type is refused later, with the other fields
         return card.name
     if len(asked) > limits.max_name_chars:
         raise InvalidParameter("model", f"model may have at most {limits.max_name_chars} characters.")
@@ -183,7 +183,7 @@ def served_name(body: JsonObject, card: ModelCard, limits: RequestLimits) -> str
 
 
 def check_prompt_chars(count: int, param: str, card: ModelCard, limits: RequestLimits) -> None:
-    """Refuse a text that cannot fit the context whatever its tokens are, before spending time on tokenising it."""
+    """Refuse a text too long to fit the context in any tokenisation, before spending time on tokenising it."""
     most = card.max_model_len * limits.max_prompt_chars_per_token
     if count > most:
         message = f"{param} has {count} characters; a context of {card.max_model_len} tokens never holds over {most}."
@@ -191,7 +191,7 @@ def check_prompt_chars(count: int, param: str, card: ModelCard, limits: RequestL
 
 
 def max_tokens_alias(given: JsonObject, alias: str) -> dict[str, str]:
-    """Move `alias` to `max_tokens` in `given`; returns the names that errors must then use instead.
+    """Move `alias` to `max_tokens` in `given`; returns the field names that errors must use instead.
 
     Raises:
         InvalidParameter: both are given and differ.
@@ -205,17 +205,17 @@ def max_tokens_alias(given: JsonObject, alias: str) -> dict[str, str]:
 
 
 class StreamUsage(NamedTuple):
-    """What a stream tells of usage: at its end, and in every chunk before."""
+    """When a stream reports usage: at its end, and in every chunk before."""
 
     at_end: bool = False
     running: bool = False
 
 
 def read_stream_usage(given: JsonObject) -> StreamUsage:
-    """What `stream_options` asks of usage.
+    """The usage reports that `stream_options` asks for.
 
     Raises:
-        InvalidParameter: there are options but no stream, or options that are unknown or unsupported.
+        InvalidParameter: options are given without a stream, or are unknown, unsupported or contradictory.
     """
     options = given.get("stream_options")
     if options is None:
@@ -232,12 +232,12 @@ def read_stream_usage(given: JsonObject) -> StreamUsage:
 def read_options(
     given: JsonObject, defaults: JsonObject, aliases: Mapping[str, str], card: ModelCard, limits: RequestLimits
 ) -> RequestOptions:
-    """The options in `given`, completed by the endpoint's and the model's defaults.
+    """The options in `given`, completed with the endpoint's and the model's defaults.
 
-    Errors use the caller's names (`aliases`).
+    Errors use the caller's field names (`aliases`).
 
     Raises:
-        InvalidParameter: a value is out of range, or two contradict each other.
+        InvalidParameter: a value is out of range, or two values contradict each other.
     """
     names = {each.name for each in PARAMETERS}
     try:
@@ -292,7 +292,7 @@ def _priority(given: JsonObject) -> int:
 
 
 def _label(given: JsonObject, limits: RequestLimits) -> str:
-    """`user`, or its successor `safety_identifier`: both say on whose behalf the request comes."""
+    """`user`, or its successor `safety_identifier`: both say on whose behalf the request is made."""
     for name in ("user", "safety_identifier"):
         if len(given.get(name, "")) > limits.max_name_chars:
             raise InvalidParameter(name, f"{name} may have at most {limits.max_name_chars} characters.")

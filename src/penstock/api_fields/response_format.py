@@ -1,6 +1,6 @@
 """`response_format`: OpenAI's spelling of `structured_outputs`.
 
-A schema is always followed exactly, so `strict: false` gets more than it asks for.
+A schema is always enforced, even with `strict: false`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RESPONSE_FORMAT = Field(
 
 
 def response_format_alias(given: JsonObject) -> dict[str, str]:
-    """Move `response_format` to `structured_outputs` in `given`; returns the names that errors must then use instead.
+    """Move `response_format` to `structured_outputs` in `given`; returns the field names that errors must use instead.
 
     Raises:
         InvalidParameter: it is malformed, or both are given.

@@ -1,6 +1,6 @@
-"""JSON as this project reads and writes it: strictly, so that no two programs can understand one body differently.
+"""Strict JSON, so that no two programs can interpret one body differently.
 
-Accepted is UTF-8 with no duplicate keys, finite numbers, integers of 64 bits, whole characters (no lone surrogates) and
+Accepts UTF-8 without duplicate keys, with finite numbers, 64-bit integers, whole characters (no lone surrogates) and
 bounded nesting.
 Invariant: a value returned by `decode` can be written by `encode` and is a JSON object.
 """
@@ -21,11 +21,11 @@ JsonObject = dict[str, Any]
 MAX_DEPTH = 64
 MIN_INT, MAX_INT = -(2**63), 2**63 - 1
 MAX_INT_DIGITS = 20
-"""Digits of an integer that are looked at; a longer literal is out of range whatever follows."""
+"""Digits of an integer that are examined; a longer literal is out of range whatever follows."""
 
 
 VALUE_BYTES, OBJECT_BYTES = 40, 240
-"""What a member or an item, and an object beside it, take in CPython."""
+"""Bytes per member or item, and additional bytes per object, in CPython."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -36,16 +36,16 @@ def encode(value: Any) -> bytes:
 
 
 def weight(text: bytes) -> int:
-    """Bytes of memory that the values of a JSON text take, nearly; of a piece of one, its share of them."""
+    """Approximate memory, in bytes, of the parsed values of a JSON text; for a piece of a text, its share."""
     values = text.count(b",") + text.count(b"[") + text.count(b":")
     return len(text) + VALUE_BYTES * values + OBJECT_BYTES * text.count(b"{")
 
 
 def decode(body: bytes) -> JsonObject:
-    """The object that `body` writes down (RFC 8259).
+    """Parse `body`, which must be a JSON object (RFC 8259).
 
     Raises:
-        RequestError: it is not strict JSON, or no object; the message names the place and never repeats the content.
+        RequestError: it is not strict JSON, or not an object; the message names the place, never the content.
     """
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_int=_integer)
@@ -76,7 +76,8 @@ def _object(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _integer(literal: str) -> int:
-    # Python refuses to convert literals of thousands of digits; a cut one is out of range too, and `_check` says where.
+    # Python refuses to convert literals of thousands of digits. A truncated literal is out of range too, and `_check`
+    # reports where.
     return int(literal[: MAX_INT_DIGITS + 1])
 
 
@@ -86,7 +87,7 @@ def printable(key: str) -> str:
 
 
 def _check(root: JsonObject) -> None:
-    """Walk the value without recursion and refuse what `json` lets through."""
+    """Walk the value without recursion and refuse what `json` accepts but strict JSON does not."""
     stack: list[tuple[Any, tuple[str, ...]]] = [(root, ())]
     while stack:
         value, path = stack.pop()
@@ -97,7 +98,7 @@ def _check(root: JsonObject) -> None:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """The members of `value` that must be checked too; small integers, booleans and null need not."""
+    """The members and items of `value` that must be checked too; skips list items that are 64-bit integers."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield printable(key), child

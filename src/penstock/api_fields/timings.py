@@ -1,4 +1,4 @@
-"""The `timings` object that a request may ask for: where its time went, in the names of llama.cpp's server."""
+"""The `timings` object that a request may ask for: where its time went, with the field names of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TIMINGS = Field("timings", BOOLEAN, "Whether the answer ends with where its time
 
 
 def timings_object(timings: Timings, usage: Usage, num_choices: int) -> JsonObject:
-    """Times in milliseconds, rates in tokens a second.
+    """Times in milliseconds, rates in tokens per second.
 
-    `prompt_n` counts the prompt tokens that were computed, `cache_n` the ones found in the prefix cache. Rates of
-    generation leave out each choice's first token, whose time is in `prompt_ms`; they are null where no other came.
-    `draft_n` counts the tokens that were guessed and computed, `draft_n_accepted` the ones of these that were right.
+    `prompt_n` counts the prompt tokens that were computed, `cache_n` those found in the prefix cache. Generation rates
+    exclude each choice's first token, whose time is in `prompt_ms`; they are null if there was no other token.
+    `draft_n` counts the draft tokens that were computed, `draft_n_accepted` the accepted ones among them.
     """
     computed = usage.prompt_tokens - usage.cached_tokens
     later = max(0, usage.completion_tokens - num_choices)

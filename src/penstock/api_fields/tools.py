@@ -1,7 +1,7 @@
 """`tools` and `tool_choice` of a request: what the model may call, and what it must call.
 
-Reads OpenAI's chat completions form. Every endpoint's tools and choice become a `ToolOffer`; when a call is required,
-or the answer must have a form where it is no call, it is held to a JSON Schema.
+Reads the format of OpenAI's chat completions. Every endpoint's tools and choice become a `ToolOffer`; an answer that
+must be a call, or must have a given form unless it is a call, is constrained by a JSON Schema.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _ALLOWED_FIELDS = (Field("mode", TEXT, "auto or required."), Field("tools", TOOL
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model must call, and what.
+    """Whether the model must call a tool, and which.
 
     Attributes:
         name: the tool that the model must call; "" unless `use` is `NAMED`.
@@ -95,11 +95,11 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """The tools that the model is shown and may call, and whether it must.
+    """The tools that the model is shown and may call, and whether it must call one.
 
     Attributes:
         name: the tool that it must call; "" unless `use` is `NAMED`.
-        schema_fields: for each tool, the request field that has its parameters' schema; errors use it.
+        schema_fields: for each tool, the request field that holds its parameters' schema, for errors.
     """
 
     tools: tuple[Tool, ...] = ()
@@ -110,15 +110,15 @@ class ToolOffer:
 
     @classmethod
     def made(cls, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, schema_field: str) -> ToolOffer:
-        """The offer of some tools and a choice among them.
+        """Make the offer from a request's tools and its choice among them.
 
-        With `NONE` the model is not shown the tools at all: nothing else surely keeps it from calling them.
+        With `NONE` the model is not shown the tools at all: nothing else reliably keeps it from calling them.
 
         Args:
-            tools: all of them, in the request's order.
+            tools: all tools, in the request's order.
             choice: which of them may or must be called.
             parallel: whether one answer may hold several calls.
-            schema_field: where a tool's parameters are, below the tool.
+            schema_field: path of a tool's parameters within the tool.
         """
         if choice.use is ToolUse.NONE:
             return cls()
@@ -128,21 +128,21 @@ class ToolOffer:
 
     @property
     def forced(self) -> bool:
-        """Whether the answer must call."""
+        """Whether the answer must be a call."""
         return self.use in (ToolUse.REQUIRED, ToolUse.NAMED)
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Names that errors must use: the engine names OpenAI's fields, and `structured_outputs` for a forced call."""
+        """Field names for errors by the engine's names: OpenAI's fields, and `structured_outputs` for a forced call."""
         schemas = {f"tools.{index}.function.parameters": field for index, field in enumerate(self.schema_fields)}
         return schemas | ({"structured_outputs": "tools"} if self.forced else {})
 
 
 def read_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
-    """The offer that chat completions' `tools`, `tool_choice` and `parallel_tool_calls` make.
+    """The offer in the `tools`, `tool_choice` and `parallel_tool_calls` of chat completions.
 
     Raises:
-        InvalidParameter: a tool is malformed, or the choice names none of the tools.
+        InvalidParameter: a tool is malformed, or the choice names an unknown tool.
     """
     values: list[Any] = given.get("tools", [])
     tools = [_tool(value, f"tools.{index}", limits) for index, value in enumerate(values)]
@@ -153,7 +153,7 @@ def read_tools(given: JsonObject, limits: RequestLimits) -> ToolOffer:
 
 
 def check_tools(tools: Sequence[Tool], name_field: str, limits: RequestLimits) -> None:
-    """Refuse too many tools, and two of one name; `name_field` is where a tool's name is, below the tool."""
+    """Refuse too many tools, and duplicate names; `name_field` is the path of a tool's name within the tool."""
     if len(tools) > limits.max_tools:
         raise InvalidParameter("tools", f"tools may hold at most {limits.max_tools} tools.")
     names = [tool.name for tool in tools]
@@ -164,7 +164,7 @@ def check_tools(tools: Sequence[Tool], name_field: str, limits: RequestLimits) -
 
 
 def make_tool(function: JsonObject, path: str, limits: RequestLimits) -> Tool:
-    """The tool of a function in OpenAI's terms (`name`, and perhaps `description`, `parameters`, `strict`).
+    """Make a tool of a function in OpenAI's format (`name`, and optionally `description`, `parameters`, `strict`).
 
     Raises:
         InvalidParameter: its name is malformed; names the field below `path`.
@@ -193,10 +193,10 @@ def _tool(value: Any, path: str, limits: RequestLimits) -> Tool:
 
 
 def chosen_word(word: str, tools: Sequence[Tool]) -> ToolChoice:
-    """The meaning of a choice in one word: none, auto or required.
+    """The choice that a single word expresses: none, auto or required.
 
     Raises:
-        InvalidParameter: there is no such word, or nothing that could be called.
+        InvalidParameter: the word is unknown, or a call is required but there are no tools.
     """
     if word not in ("none", "auto", "required"):
         raise InvalidParameter("tool_choice", "tool_choice must be none, auto, required or an object.")
@@ -206,10 +206,10 @@ def chosen_word(word: str, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def known_name(name: str, path: str, tools: Sequence[Tool]) -> str:
-    """The name, if there is such a tool.
+    """`name`, checked to be the name of a tool.
 
     Raises:
-        InvalidParameter: there is none; names the field `path`.
+        InvalidParameter: there is no such tool; names the field `path`.
     """
     if all(tool.name != name for tool in tools):
         raise InvalidParameter(path, f"{path}: there is no tool of this name.")
@@ -250,9 +250,9 @@ def _named(given: JsonObject, path: str, tools: Sequence[Tool]) -> str:
 
 
 def enforced_schema(offer: ToolOffer) -> JsonObject:
-    """The JSON Schema that the model is held to while it generates an answer that must call.
+    """The JSON Schema of an answer that must be a call.
 
-    A named tool's answer is its arguments; otherwise it is a list of `{"name", "arguments"}`, one at least.
+    For a named tool the answer is its arguments; otherwise it is a non-empty list of `{"name", "arguments"}`.
     """
     definitions, places = _placed(offer)
     if offer.use is ToolUse.NAMED:
@@ -261,10 +261,10 @@ def enforced_schema(offer: ToolOffer) -> JsonObject:
 
 
 def schema_beside_calls(form: JsonObject, offer: ToolOffer) -> JsonObject:
-    """The JSON Schema of an answer that has a form, or else calls: one `{"name", "arguments"}`, or a list of them.
+    """The JSON Schema of an answer that has a given form or is a call: one `{"name", "arguments"}`, or a list of them.
 
     Raises:
-        InvalidParameter: the form is not surely an object, so that lists of calls could not be told from it.
+        InvalidParameter: the form may be something other than an object, and so be confused with a list of calls.
     """
     if not _is_object(form):
         message = "tools may be called here, so the answer's own schema must be of type 'object'."
@@ -297,7 +297,7 @@ def _calls(offer: ToolOffer, places: Mapping[str, str]) -> JsonObject:
 
 
 def _is_object(schema: Any) -> bool:
-    """Whether only objects fit; references inside the schema are followed."""
+    """Whether the schema's type is `object`; follows references within the schema."""
     root, seen = schema, set()
     while isinstance(schema, dict) and "type" not in schema:
         reference = schema.get("$ref")
@@ -311,7 +311,7 @@ def _is_object(schema: Any) -> bool:
 
 
 def _moved(schema: Any, name: str) -> Any:
-    """A schema moved below `$defs`, with its references to itself adjusted."""
+    """A schema moved to `$defs`, with its internal references adjusted."""
     if isinstance(schema, list):
         return [_moved(item, name) for item in schema]
     if not isinstance(schema, dict):

@@ -1,8 +1,8 @@
-"""BERT: `model_type` "bert" (Devlin et al. 2019), an encoder: for embeddings, and nothing else.
+"""BERT: `model_type` "bert" (Devlin et al. 2019), an encoder, for embeddings only.
 
-Attention looks both ways over the whole text. Positions are learned, and a norm follows each half of a layer, over the
-sum of the half and what it was given. All tokens are of the first type: texts are embedded one by one, not in pairs.
-RoBERTa, whose layers are the same, is built here too.
+Attention is bidirectional over the whole text. Positions are learned, and a norm follows each residual addition
+(post-norm). All tokens have the first token type, because texts are embedded one by one, not in pairs. RoBERTa, which
+has the same layers, is built here too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIZES = {
     "num_attention_heads": 12,
     "max_position_embeddings": 512,
 }
-"""What a config may leave out, as `BertConfig` and `RobertaConfig` of transformers have it."""
+"""Defaults for keys that a config may omit, from transformers' `BertConfig` and `RobertaConfig`."""
 
 _HEADS = (
     *(f"cls.predictions.{name}" for name in ("bias", "decoder.weight", "decoder.bias")),
@@ -48,10 +48,10 @@ _HEADS = (
     *(f"lm_head.{name}" for name in ("bias", "decoder.weight", "decoder.bias")),
     *(f"lm_head.{layer}.{name}" for layer in ("dense", "layer_norm") for name in ("weight", "bias")),
 )
-"""What published checkpoints have besides: they guess masked tokens, and whether one sentence follows another."""
+"""Tensors of the pretraining heads (masked tokens, next sentence) in published checkpoints, which are not used."""
 
 _UNUSED = ("pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids", "embeddings.token_type_ids")
-"""Under the prefix: a layer for classifiers, and what the config determines."""
+"""Unused tensors under the prefix: a layer for classifiers, and buffers that follow from the config."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -65,8 +65,8 @@ def load_encoder(reader: ConfigReader, weights: WeightLoader, *, prefix: str, fi
     Args:
         reader: the config.
         weights: the checkpoint's tensors.
-        prefix: of the encoder's tensors, in checkpoints that were saved with a head.
-        first_position: the row of the position table that a text's first token has.
+        prefix: prefix of the encoder's tensors in checkpoints that were saved with a head.
+        first_position: the row of the position table for a text's first token.
 
     Raises:
         ModelFileError: see `families.load`.
@@ -78,7 +78,7 @@ def load_encoder(reader: ConfigReader, weights: WeightLoader, *, prefix: str, fi
         weights.ignore(name)
     table = weights.take_table(f"{parts.root}{_WORDS}", (shape.vocab_size, shape.hidden_size))
     positions = parts.positions(first_position)
-    # A layer begins with the norm that ends the one before, so that the last of these norms is the program's last.
+    # Each layer begins with the previous layer's last norm, so that the last layer's becomes the program's final norm.
     names = ["embeddings", *(f"{_LAYER}.{index}.output" for index in range(shape.num_layers))]
     norms = [parts.norm(f"{name}.LayerNorm") for name in names]
 
@@ -103,11 +103,11 @@ def load_encoder(reader: ConfigReader, weights: WeightLoader, *, prefix: str, fi
 
 @dataclass(frozen=True, slots=True)
 class _EncoderConfig:
-    """All that tells one such model from another.
+    """The settings of a BERT-like model.
 
     Attributes:
-        shape: `max_positions` is the longest text, which the position table may have more rows than.
-        inner_size: width of the MLP's inside.
+        shape: its `max_positions` is the longest text; the position table may have more rows.
+        inner_size: hidden width of the MLP.
         types: rows of the table of token types.
     """
 
@@ -140,14 +140,14 @@ class _EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of such a model, bound to the tensors whose names begin with `root`."""
+    """Makes the parts of such a model from the tensors whose names begin with `root`."""
 
     config: _EncoderConfig
     weights: WeightLoader
     root: str
 
     def positions(self, first_position: int) -> DenseWeight:
-        """What a token has by its position, and by its type, which is the first: `[P, H]` float32."""
+        """The position embeddings plus the embedding of the first token type: `[P, H]` float32."""
         shape, name = self.config.shape, f"{self.root}embeddings"
         rows, width = shape.max_positions + first_position, shape.hidden_size
         table = self.weights.take(f"{name}.position_embeddings.weight", (rows, width), torch.float32)
@@ -155,7 +155,7 @@ class _Parts:
         return DenseWeight(table[first_position:].add_(types[0]))
 
     def norm(self, name: str) -> Normalization:
-        """A layer norm; old checkpoints have TensorFlow's names for its weights."""
+        """A layer norm; old checkpoints use TensorFlow's names for its weights."""
         old = self.weights.has(f"{self.root}{name}.gamma")
         weight, bias = (
             self.weights.take(f"{self.root}{name}.{each}", (self.config.shape.hidden_size,))
@@ -164,7 +164,7 @@ class _Parts:
         return Normalization(NormKind.LAYER, weight, bias, self.config.eps)
 
     def attention(self, name: str, layer: int) -> Attention:
-        """Self-attention of every position to every position."""
+        """Bidirectional self-attention."""
         shape = self.config.shape
         qkv = {f"{self.root}{name}.self.{each}": shape.hidden_size for each in ("query", "key", "value")}
         return Attention(
@@ -176,7 +176,7 @@ class _Parts:
         )
 
     def mlp(self, name: str) -> PlainMlp:
-        """The MLP, whose projections have names of their own in each half."""
+        """The MLP of the layer `name`."""
         width, inner = self.config.shape.hidden_size, self.config.inner_size
         return PlainMlp(
             up=self._projection(f"{name}.intermediate.dense", inner, width),
@@ -190,7 +190,7 @@ class _Parts:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files of RoBERTa are the same: their conversion leaves out the positions before a text's first."""
+    """RoBERTa's files have the same form: their conversion drops the positions before a text's first."""
     if keys.get("attention.causal") is not False:
         raise keys.fail("attention.causal", "must be false in a bert file")
     heads, width = heads_and_width(keys)

@@ -1,8 +1,8 @@
-"""Reads a model's configuration value by value, and refuses by key and value what cannot be honoured.
+"""Reads a model's configuration value by value; refuses unsupported values, naming key and value.
 
 Decides what counts as an integer, a number or a boolean, and how absent and null values are treated. Does not know
-families: they say which keys they read, within which bounds, and what they default to. Nothing is allocated here, so
-absurd sizes cost nothing.
+families: they say which keys they read, within which bounds, and with which defaults. Allocates nothing, so absurd
+sizes do no harm.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ __all__ = ["LAYER_TYPES", "MAX_POSITIONS", "ConfigReader"]
 _Value = TypeVar("_Value")
 
 MAX_POSITIONS = 1 << 21
-"""Beyond any published model."""
+"""More positions than any published model has."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-"""What `layer_types` may say of a layer."""
+"""The possible values in `layer_types`."""
 
 
 class ConfigReader:
-    """A mapping of JSON values with checking look-ups. Immutable.
+    """A mapping of JSON values with checked look-ups. Immutable.
 
-    Absent and null mean the same, "not set": the default holds, and where there is none the key is missing. (Where the
-    two differ, `optional_integer` and `optional_number` tell them apart.)
+    Absent and null both mean "not set": the default applies, or it is an error if there is none. (Where the two differ,
+    `optional_integer` and `optional_number` distinguish them.)
 
     Args:
         config: the mapping.
         file: named in errors.
         path: dotted path of the mapping within the file, for errors.
-        max_model_len: the longest sequence that will be served; None for what the model was made for. Of a rotary
-            embedding that has one set of factors for short contexts and one for long ones, it says which.
+        max_model_len: the longest sequence that will be served; None for the model's own limit. It selects the factors
+            of a rotary embedding that has one set for short contexts and one for long ones.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str, path: str = "", max_model_len: int | None = None) -> None:
@@ -44,15 +44,15 @@ class ConfigReader:
         self.max_model_len = max_model_len
 
     def error(self, key: str, message: str) -> ModelFileError:
-        """The error that refuses `key`, to be raised by the caller."""
+        """The error that refuses `key`, for the caller to raise."""
         return ModelFileError(self._file, f"{self.path}.{key}" if self.path else key, message)
 
     def is_set(self, key: str) -> bool:
-        """Whether `key` is there and not null."""
+        """Whether `key` is present and not null."""
         return self._config.get(key) is not None
 
     def value(self, key: str, default: Any = None) -> Any:
-        """The value of `key` as it stands, of any type; without it the default, and without that an error."""
+        """The value of `key` unchecked, or the default; raises ModelFileError if there is neither."""
         value = self._config.get(key)
         if value is None:
             value = default
@@ -70,7 +70,7 @@ class ConfigReader:
         return value
 
     def optional_integer(self, key: str, low: int, high: int, absent: int | None = None) -> int | None:
-        """An integer in `[low, high]`; None where the config says null, and `absent` where it says nothing."""
+        """An integer in `[low, high]`; None if the value is null, `absent` if the key is absent."""
         if key not in self._config:
             return absent
         return self.integer(key, low, high) if self.is_set(key) else None
@@ -85,7 +85,7 @@ class ConfigReader:
         return float(value)
 
     def optional_number(self, key: str, low: float, high: float, absent: float | None = None) -> float | None:
-        """A number in `[low, high]`; None where the config says null, and `absent` where it says nothing."""
+        """A number in `[low, high]`; None if the value is null, `absent` if the key is absent."""
         if key not in self._config:
             return absent
         return self.number(key, low, high) if self.is_set(key) else None
@@ -105,7 +105,7 @@ class ConfigReader:
         return value
 
     def expect(self, key: str, allowed: Collection[_Value], default: _Value) -> _Value:
-        """One of the `allowed` values, which alone are implemented."""
+        """One of the `allowed` values; no others are implemented."""
         value = self.value(key, default)
         for candidate in allowed:
             if type(value) is type(candidate) and value == candidate:
@@ -113,7 +113,7 @@ class ConfigReader:
         raise self.error(key, f"{value!r} is not implemented; only {', '.join(repr(one) for one in allowed)}")
 
     def integers(self, key: str, low: int, high: int) -> tuple[int, ...]:
-        """A list of integers in `[low, high]`; empty where the config does not set it."""
+        """A list of integers in `[low, high]`; empty if not set."""
         if not self.is_set(key):
             return ()
         values = self._config[key]
@@ -123,7 +123,7 @@ class ConfigReader:
         return tuple(items.integer(str(index), low, high) for index in range(len(values)))
 
     def choices(self, key: str, allowed: Collection[str], count: int) -> tuple[str, ...]:
-        """A list of `count` of the `allowed` strings; empty where the config does not set it."""
+        """A list of `count` of the `allowed` strings; empty if not set."""
         if not self.is_set(key):
             return ()
         values = self._config[key]
@@ -135,7 +135,7 @@ class ConfigReader:
         return tuple(values)
 
     def section(self, key: str) -> ConfigReader:
-        """The object under `key`; without it an empty one."""
+        """The object under `key`; an empty one if not set."""
         value = self._config.get(key)
         if value is None:
             value = {}
@@ -149,12 +149,12 @@ class ConfigReader:
         return tuple(key for key in self._config if self.is_set(key))
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigReader:
-        """The same config, with values for keys that it does not set: a family's sizes, where files leave them out."""
+        """The same config with defaults for keys that it does not set, such as sizes that a family's files omit."""
         given = {key: value for key, value in defaults.items() if not self.is_set(key)}
         return ConfigReader({**self._config, **given}, self._file, self.path, self.max_model_len)
 
     def without(self, section: str, keys: Collection[str]) -> ConfigReader:
-        """The same config, less some keys of a section, which change nothing for this family."""
+        """The same config without some keys of a section, which have no effect for this family."""
         inside = self._config.get(section)
         if not isinstance(inside, Mapping):
             return self

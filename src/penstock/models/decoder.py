@@ -1,8 +1,8 @@
-"""What Llama made common: rotary grouped-query attention, gated MLP, a norm before each. Most families are made of it.
+"""The decoder that Llama made common: rotary grouped-query attention and a gated MLP, each after a norm.
 
-Decides how the shared keys of a config are read and bounded, and the names that the shared parts of a checkpoint have.
-Families say where they differ, and put the parts of a layer together. A value that changes the computation and is not
-implemented is refused by name.
+Most families are built from it. Decides how the shared keys of a config are read and bounded, and the tensor names of
+the shared parts. Families say where they differ, and assemble the parts of a layer. A value that changes the
+computation and is not implemented is refused by name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "read_shape",
 ]
 
-# Beyond any published model, and small enough that nothing derived from a config alone can exhaust memory.
+# Larger than in any published model, and small enough that nothing derived from a config alone can exhaust memory.
 MAX_LAYERS = 1024
 MAX_EXPERTS = 1 << 14
 MAX_HEADS = 4096
@@ -52,19 +52,19 @@ PLAIN_ACTIVATIONS = {
     "gelu": Activation.GELU,
     "relu": Activation.RELU,
 }
-"""Of an MLP without a gate, by the name that a config has for it."""
+"""Activations of an MLP without a gate, by their names in configs."""
 
 _SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The numbers that such models share.
+    """The settings that such models share.
 
     Attributes:
-        inner_size: width of the MLP's inside.
-        tied: the head is the embedding, unless the checkpoint has a head that differs from it.
-        windows: of each layer, how many positions it looks back to, its own included; None for all.
+        inner_size: hidden width of the MLP.
+        tied: whether the head is the embedding, unless the checkpoint has a head that differs from it.
+        windows: for each layer, the number of positions it attends to, including its own; None for all.
         norm: the kind of all norms of the stream.
     """
 
@@ -95,16 +95,16 @@ def read_decoder(
 
     Args:
         reader: the config.
-        head_dim: the family's default, where it is not the hidden size divided by the heads.
+        head_dim: the family's default, if it is not the hidden size divided by the heads.
         tied: the family's default for `tie_word_embeddings`.
         eps: the family's default for `eps_key`.
-        eps_key: what the family calls the epsilon of its norms.
+        eps_key: the family's key for the epsilon of its norms.
         norm: see `DecoderConfig`.
         windows: see `DecoderConfig`; None for no window in any layer, which `layer_types` must not contradict.
-        partial_rotary: the family honours a `partial_rotary_factor`; others refuse one below 1.
+        partial_rotary: whether the family supports a `partial_rotary_factor` below 1.
         rope_theta: the family's default for `rope_theta`.
-        rope: what reads the rotary embedding in a way of the family's own; None for the shared keys.
-        inner_size: where the family has another rule than `intermediate_size`.
+        rope: the family's own function to read the rotary embedding; None for the shared keys.
+        inner_size: the MLP's hidden width, if the family does not read it from `intermediate_size`.
     """
     shape = read_shape(reader, head_dim)
     if rope is None:
@@ -146,12 +146,12 @@ def read_shape(reader: ConfigReader, head_dim: int | None = None) -> ModelShape:
 
 
 def layer_windows(reader: ConfigReader, window: int | None, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer: by `layer_types` where the config lists them, else by the family's rule.
+    """The window of each layer: by `layer_types` if the config sets it, otherwise by the family's rule.
 
     Args:
         reader: the config.
-        window: positions that sliding layers look back to; None where no layer slides.
-        slides: whether a layer slides, by its index, where `layer_types` is not set.
+        window: number of positions that sliding layers attend to; None if no layer slides.
+        slides: whether a layer, given by its index, slides if `layer_types` is not set.
     """
     layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     types = _layer_types(reader, layers)
@@ -162,9 +162,9 @@ def layer_windows(reader: ConfigReader, window: int | None, slides: Callable[[in
 
 
 class DecoderParts:
-    """The parts of such a model, bound to a checkpoint under Hugging Face's names.
+    """Makes the parts of such a model from a checkpoint with Hugging Face's names.
 
-    Owned by the family's `load`; the program is what it makes.
+    Owned by the family's `load`; its product is the program.
     """
 
     def __init__(self, config: DecoderConfig, weights: WeightLoader) -> None:
@@ -175,18 +175,18 @@ class DecoderParts:
 
     @property
     def rope(self) -> RotaryTable:
-        """Angles of all positions."""
+        """The angles of all positions."""
         return self.rotary_table(self.config.rope)
 
     def rotary_table(self, rope: Rope) -> RotaryTable:
-        """Angles of all positions by an embedding; the same table for the same one."""
+        """The angles of all positions for `rope`; the same table for an equal one."""
         if rope not in self._tables:
             shape = self.config.shape
             self._tables[rope] = RotaryTable.build(rope, shape.head_dim, shape.max_positions, self.weights.device)
         return self._tables[rope]
 
     def norm(self, name: str, width: int = 0, *, plus_one: bool = False) -> Normalization:
-        """A norm of the family's kind, of the stream's width unless another is given; `plus_one` for RMS norms only."""
+        """A norm of the family's kind; `width` 0 means the stream's width, and `plus_one` is for RMS norms only."""
         width, eps = width or self.config.shape.hidden_size, self.config.eps
         if self.config.norm is NormKind.LAYER:
             assert not plus_one, "layer norms are stored as they are"
@@ -210,14 +210,14 @@ class DecoderParts:
 
         Args:
             name: prefix of the tensors.
-            layer: index of the layer: of its cache and its window.
-            qkv_bias: query, key and value projections have biases.
-            output_bias: the output projection has one.
+            layer: index of the layer, and so of its cache and its window.
+            qkv_bias: whether query, key and value projections have biases.
+            output_bias: whether the output projection has a bias.
             spec: how scores are computed; None for `1 / sqrt(D)` and the layer's window.
-            norms: of queries and keys, before they are rotated; see `Attention` for `norms_heads`.
-            norms_heads: as there.
-            output_name: what the output projection is called.
-            query_parts: how many times as wide as queries their projection is.
+            norms: norms of queries and keys, applied before rotation.
+            norms_heads: see `Attention`.
+            output_name: name of the output projection.
+            query_parts: width of the query projection, as a multiple of the queries' width.
         """
         shape = self.config.shape
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -245,7 +245,7 @@ class DecoderParts:
         inner_size: int = 0,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     ) -> GatedMlp:
-        """A gated MLP: gate, up and down projection under `name`, called `names` there."""
+        """A gated MLP: the gate, up and down projections under `name`, called `names` there."""
         hidden, inner = self.config.shape.hidden_size, inner_size or self.config.inner_size
         gate, up, down = (f"{name}.{each}" for each in names)
         parts = {gate: inner, up: inner}
@@ -257,7 +257,7 @@ class DecoderParts:
         )
 
     def pre_norm_layer(self, name: str, attention: Block, mlp: Block) -> Operations:
-        """Llama's layer: each half after a norm of its own."""
+        """Llama's layer: attention and MLP, each after its own norm."""
         attention_norm = self.norm(f"{name}.input_layernorm")
         mlp_norm = self.norm(f"{name}.post_attention_layernorm")
         return (
@@ -281,10 +281,10 @@ class DecoderParts:
 
         Args:
             layer: makes a layer's operations from its index and the prefix of its tensors.
-            embedding_scale: what embeddings are multiplied by.
-            plus_one: of the last norm; see `rms_norm`.
-            softcap: of logits; see `Head`.
-            logit_scale: what logits are multiplied by.
+            embedding_scale: factor on embeddings.
+            plus_one: for the last norm; see `rms_norm`.
+            softcap: soft cap of logits; see `Head`.
+            logit_scale: factor on logits.
             final_norm: name of the last norm.
             cached: the layers that have a cache, in the order of the caches; None for all.
             states: see `Program.states`.
@@ -310,7 +310,7 @@ class DecoderParts:
 def bind_head(weights: WeightLoader, table_name: str, table: Weight, shape: ModelShape, *, tied: bool) -> Weight:
     """Take `lm_head.weight` `[V, H]`; or, if `tied`, share the embedding `table`, stored as `table_name.weight`.
 
-    A tied checkpoint that stores a head with other values than the embedding means its head: so does transformers.
+    If a tied checkpoint stores a head that differs from the embedding, that head is used, as in transformers.
     """
     if tied and not (weights.has("lm_head.weight") and weights.differ("lm_head.weight", f"{table_name}.weight")):
         weights.ignore("lm_head.weight")

@@ -1,7 +1,7 @@
 """DeepSeek-V2: `model_type` "deepseek_v2" (DeepSeek-AI 2024).
 
-Attention over a latent, and in place of most MLPs a mixture of experts, beside which shared ones compute for every
-token (DeepSeekMoE). The first layers keep an MLP. Experts are chosen among all or among those of the highest groups.
+Attention over a latent, and in place of most MLPs a mixture of experts with shared experts, which compute every token
+(DeepSeekMoE). The first layers keep an MLP. Experts are chosen among all, or among those of the top groups.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ __all__ = ["GGUF", "DeepseekConfig", "SharedExperts", "build", "load", "read_dee
 
 @dataclass(frozen=True, slots=True)
 class DeepseekConfig:
-    """What both versions read.
+    """The settings that both versions read.
 
     Attributes:
-        decoder: the shared keys; its rope is that of the rotated part.
-        sizes: of attention.
-        spec: of scores.
+        decoder: the shared keys; its rope is for the rotated part of heads.
+        sizes: sizes of attention.
+        spec: how scores are computed.
         router: how experts are chosen.
-        dense: layers, from the first on, that have an MLP.
-        inner: width of one expert's inside.
-        shared: of the shared ones' together; 0 for none.
+        dense: number of first layers that have an MLP.
+        inner: hidden width of one expert.
+        shared: hidden width of all shared experts together; 0 for none.
         bias: whether attention's projections from and to the stream have biases.
-        predicting: layers behind the last that predict further tokens, and are not computed.
+        predicting: number of layers after the last that predict further tokens and are not computed.
     """
 
     decoder: DecoderConfig
@@ -100,7 +100,7 @@ def _with_groups(reader: ConfigReader, router: RouterSpec) -> RouterSpec:
 
 
 def read_groups(reader: ConfigReader, router: RouterSpec, groups: int, top_groups: int) -> RouterSpec:
-    """The router with experts in groups, which must divide them and hold as many as are chosen."""
+    """Add expert groups to a router; they must divide the experts, and the chosen groups must hold `top_k` experts."""
     if router.experts % groups:
         raise reader.error("n_group", f"must divide {router.experts} experts, got {groups}")
     held = router.experts // groups
@@ -114,15 +114,15 @@ def read_groups(reader: ConfigReader, router: RouterSpec, groups: int, top_group
 def read_deepseek(
     reader: ConfigReader, router: RouterSpec, *, shared: int, inner: int, dense: int = 0, predicting: int = 0
 ) -> DeepseekConfig:
-    """Read what both versions have.
+    """Read the settings that both versions have.
 
     Args:
         reader: the config.
         router: how experts are chosen.
         shared: the family's default for `n_shared_experts`.
-        inner: that for `moe_intermediate_size`.
-        dense: that for `first_k_dense_replace`.
-        predicting: that for `num_nextn_predict_layers`.
+        inner: the family's default for `moe_intermediate_size`.
+        dense: the family's default for `first_k_dense_replace`.
+        predicting: the family's default for `num_nextn_predict_layers`.
     """
     reader.expect("hidden_act", ["silu"], "silu")
     reader.expect("moe_layer_freq", [1], 1)
@@ -158,7 +158,7 @@ def build(
         weights: the checkpoint.
         interleaved: see `bind_latent_attention`.
         mlp_bias: whether MLPs and shared experts have biases.
-        bind_routed: takes the experts below a name; None where they have no biases for choosing.
+        bind_routed: takes the routed experts under a name; None for experts without selection biases.
     """
     parts, sizes, shape = DecoderParts(config.decoder, weights), config.sizes, config.decoder.shape
     rope = RotaryTable.build(config.decoder.rope, sizes.rotated, shape.max_positions, weights.device)
@@ -193,10 +193,10 @@ def build(
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Settings of a file of either version: the third has sigmoids for scores."""
+    """The settings of a GGUF file of V2 or V3; V3 has sigmoid scores."""
     heads, width = heads_and_width(keys)
     rotated = keys.size("rope.dimension_count")
-    # Files with keys and values apart say the widths of the latent first, and those of heads under other names.
+    # Files with separate key and value up-projections store latent widths here, and head widths under `_mla` keys.
     apart = keys.has("attention.key_length_mla")
     key_width = keys.size("attention.key_length_mla" if apart else "attention.key_length")
     values = keys.size("attention.value_length_mla" if apart else "attention.value_length")
@@ -233,7 +233,7 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _leading(keys: GgufKeys) -> int:
-    """Layers that have an MLP."""
+    """Number of first layers that have an MLP."""
     found = keys.sizes("leading_dense_block_count", 1)[0] if keys.has("leading_dense_block_count") else 0
     return int(found)
 
@@ -262,7 +262,7 @@ def _gguf_experts(keys: GgufKeys, *, sigmoid: bool) -> dict[str, Any]:
 
 
 def _gguf_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
-    """YaRN's weight of all dimensions, a tenth of which files have under a name of their own, and the rest of it."""
+    """RoPE scaling; files store a tenth of YaRN's `mscale_all_dim` under a key of this architecture."""
     weight = (
         keys.real("rope.scaling.yarn_log_multiplier") * 10.0 if keys.has("rope.scaling.yarn_log_multiplier") else 0.0
     )
@@ -270,12 +270,12 @@ def _gguf_scaling(keys: GgufKeys, rotated: int) -> dict[str, Any]:
     if not scaling:
         return {}
     if weight and scaling["rope_type"] == "yarn":
-        scaling |= {"mscale": weight, "mscale_all_dim": weight}  # files do not say the first: one and the same
+        scaling |= {"mscale": weight, "mscale_all_dim": weight}  # files omit `mscale`, which equals the other
     return {"rope_scaling": scaling}
 
 
 def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
-    """As `_gguf_settings` reads them, with keys and values apart."""
+    """The keys that `_gguf_settings` reads, for separate key and value up-projections."""
     rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     weight, groups = rope.get("mscale_all_dim"), config.get("n_group")
@@ -301,7 +301,7 @@ def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]
 
 
 def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
-    """What makes keys of the latent goes apart from what makes values of it, transposed."""
+    """Split the key and value up-projections, the first transposed."""
     heads, width = config["num_attention_heads"], config["qk_nope_head_dim"]
     parts: dict[str, Callable[[Tensor], Tensor]] = {
         f"{_ATTENTION}.k_b_proj.weight": lambda each: each.unflatten(0, (heads, -1))[:, :width].mT,
@@ -341,4 +341,4 @@ GGUF = GgufDialect(
     whole={"blk.{layer}.exp_probs_b.bias": f"{_MLP}.gate.e_score_correction_bias"},
     writing=GgufWriting(_file_settings, _conversions),
 )
-"""Files of the third version are read so too."""
+"""V3's files are read with this dialect too."""

@@ -1,8 +1,8 @@
-"""Finds the family file that knows a checkpoint's `model_type`, and has it build the model.
+"""Finds the family file for a checkpoint's `model_type`, and lets it build the model.
 
-Decides which file that is: the module of this package whose name is the `model_type`, with `_` for `-`. Does not know
-any family; adding one is adding a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program`
-and, for a family that has GGUF files of its own, their dialect as a constant `GGUF`.
+That file is the module of this package whose name is the `model_type`, with `_` for `-`. Does not know any family; to
+add one, add a file with a function `load(reader: ConfigReader, weights: WeightLoader) -> Program` and, for a family
+with its own GGUF architecture, the dialect as a constant `GGUF`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _SHARED = frozenset(
         "text_part",
     }
 )
-"""Modules of this package that are no family."""
+"""Modules of this package that are not families."""
 
 
 class FinishingLoader(WeightLoader, Protocol):
     """A loader that can tell whether every tensor of the checkpoint was taken or ignored by name."""
 
     def finish(self) -> None:
-        """Raise for every tensor that nobody asked for."""
+        """Raise if any tensor was neither taken nor ignored."""
         ...
 
 
 def families() -> list[str]:
-    """Every `model_type` there is a file for, with `_` for `-`, sorted."""
+    """Every `model_type` that has a file, with `_` for `-`, sorted."""
     found = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])}
     return sorted(found - _SHARED)
 
@@ -58,22 +58,21 @@ def families() -> list[str]:
 def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_model_len: int | None = None) -> Program:
     """Build the model that `config` describes from the binder's tensors.
 
-    The config is checked as a whole before the first tensor is taken. Checkpoints saved without their head, as
-    embedding models are, have tensors without the prefix `model.`; their head is the embedding, so that what such a
-    model generates means nothing.
+    The config is checked as a whole before the first tensor is taken. Checkpoints saved without their head, such as
+    embedding models, have tensors without the prefix `model.`; their head is the embedding, so the text that such a
+    model generates is meaningless.
 
     Args:
-        config: the checkpoint's configuration, in the terms of Hugging Face's `config.json`.
-        binder: answers for the checkpoint's tensors; every one must be taken or ignored by name.
+        config: the checkpoint's configuration, under the keys of Hugging Face's `config.json`.
+        binder: hands out the checkpoint's tensors; every one must be taken or ignored by name.
         file: where the config came from, for error messages.
-        max_model_len: the longest sequence that will be served; None for what the model was made for. A model whose
-            positions are spaced one way for short contexts and another for long ones (LongRoPE) is built for this
-            length, for all sequences alike.
+        max_model_len: the longest sequence that will be served; None for the model's own limit. A model with different
+            RoPE factors for short and long contexts (LongRoPE) is built for this length, whatever the length of a
+            sequence.
 
     Raises:
-        ModelFileError: unknown `model_type`, a value that is not implemented or absurd, a tensor that is missing, has
-        another
-            shape, or was not asked for.
+        ModelFileError: the `model_type` is unknown, a value is not implemented or out of bounds, or a tensor is
+            missing, has a different shape, or was not taken.
     """
     bare = binder.has("embed_tokens.weight")
     if bare and not binder.has("lm_head.weight"):
@@ -97,14 +96,15 @@ def load(config: Mapping[str, Any], binder: FinishingLoader, file: str, max_mode
 
 
 def gguf_dialect(architecture: str, file: str) -> GgufDialect:
-    """How the family whose GGUF files call themselves `architecture` writes them.
+    """The dialect of the family whose GGUF files have this `architecture`.
 
-    The family's file mostly has the same name but for what joins words, and is looked at first: `qwen3moe` is in
-    `qwen3_moe.py`, `gpt-oss` in `gpt_oss.py`. Otherwise all dialects are: `granitehybrid` is in `granitemoehybrid.py`.
+    The family's file usually has the same name except for separators, and is tried first: `qwen3moe` is in
+    `qwen3_moe.py`, `gpt-oss` in `gpt_oss.py`. Otherwise all files are searched: `granitehybrid` is in
+    `granitemoehybrid.py`.
 
     Args:
         architecture: the file's `general.architecture`.
-        file: where it came from, for error messages.
+        file: its path, for error messages.
 
     Raises:
         ModelFileError: no family has this architecture.
@@ -122,6 +122,6 @@ def gguf_dialect(architecture: str, file: str) -> GgufDialect:
 
 
 def _dialect_of(family: str) -> GgufDialect | None:
-    """None for a family whose files call themselves another (Mistral's are `llama`)."""
+    """A family's dialect; None if its files use another family's architecture (Mistral's use `llama`)."""
     dialect: GgufDialect | None = getattr(importlib.import_module(f"penstock.models.{family}"), "GGUF", None)
     return dialect

@@ -1,8 +1,8 @@
 """Gemma 2: `model_type` "gemma2" (Riviere et al. 2024, section 2).
 
-Each half of a layer has a norm before it and another behind it, norms multiply by one plus their weight, embeddings are
-scaled by the root of the hidden size, scores and logits are soft-capped, and every other layer sees a window, the first
-among them. Scores are scaled by a number of the config, and heads are 256 wide whatever the hidden size.
+Attention and MLP have a norm before and another after, norms multiply by one plus their weight, embeddings are scaled
+by the root of the hidden size, scores and logits are soft-capped, and every other layer has a sliding window, starting
+with the first. The config sets the scale of scores, and heads are 256 wide whatever the hidden size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LAYERS_OF_27B = 46
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
-    # Files carry both keys, and where they differ, nobody can tell which of them the model was trained with.
+    # Files have both keys, and if they differ, there is no telling which one the model was trained with.
     for key in ("hidden_activation", "hidden_act"):
         reader.expect(key, [_GELU], _GELU)
     reader.expect("use_bidirectional_attention", [False], False)
@@ -62,7 +62,7 @@ def _read_cap(reader: ConfigReader, key: str, absent: float) -> float | None:
 
 
 def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """The window of each layer: the first has one, the second none, and so on, unless `layer_types` says otherwise."""
+    """The window of each layer: every other layer has one, starting with the first, unless `layer_types` is set."""
     window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
     if window is None and not reader.is_set("layer_types"):
         raise reader.error("sliding_window", "is null, but every other layer of this family slides; set layer_types")
@@ -70,7 +70,7 @@ def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files leave out what scores are scaled by; llama.cpp knows it by the number of layers (`gemma2.cpp`)."""
+    """Files omit the scale of scores; llama.cpp infers it from the number of layers (`gemma2.cpp`)."""
     settings = decoder_settings(keys)
     per_head = settings["hidden_size"] // settings["num_attention_heads"]
     return settings | {

@@ -1,6 +1,6 @@
-"""Gemma 3 from 4B on: `model_type` "gemma3", checkpoints that hold a vision model beside `gemma3_text`.
+"""Gemma 3 from 4B on: `model_type` "gemma3", checkpoints with a vision model and a `gemma3_text`.
 
-Text alone is computed: the vision tower and its projector are left out by name. In GGUF files the architecture "gemma3"
+Only text is computed: the vision tower and its projector are left out by name. In GGUF files the architecture "gemma3"
 is the text model of every size.
 """
 
@@ -27,13 +27,13 @@ _LAYERS_OF_27B = 62
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the text model; see `families.load`."""
     text = text_config(reader, "gemma3_text")
-    if text.is_set("final_logit_softcapping"):  # transformers caps the text model alone, and not with images beside it
+    if text.is_set("final_logit_softcapping"):  # transformers caps only the text-only model, not the multimodal one
         raise text.error("final_logit_softcapping", "is not implemented beside a vision part")
     return gemma3_text.load(text, text_weights(weights, _VISION))
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files leave out what scores are scaled by, and older ones the base of local layers; see `gemma3.cpp`."""
+    """Files omit the scale of scores, and older ones the RoPE base of local layers; see llama.cpp's `gemma3.cpp`."""
     settings = decoder_settings(keys)
     per_head = settings["hidden_size"] // settings["num_attention_heads"]
     is_largest = settings["num_hidden_layers"] == _LAYERS_OF_27B
@@ -51,7 +51,7 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _windows(keys: GgufKeys, layers: int) -> dict[str, Any]:
-    """Every sixth layer sees all, unless a pattern says otherwise; without a window every layer does."""
+    """By default every sixth layer attends to all positions; without a window, every layer does."""
     window = keys.window()
     if window is None:
         return {"layer_types": ["full_attention"] * layers, "sliding_window": None}

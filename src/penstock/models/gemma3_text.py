@@ -1,8 +1,8 @@
-"""Gemma 3's text model: `model_type` "gemma3_text" (Gemma Team 2025, section 2), alone in its checkpoint for the 1B.
+"""Gemma 3's text model: `model_type` "gemma3_text" (Gemma Team 2025, section 2); the 1B is published as text only.
 
-Gemma 2's layer without soft caps: queries and keys are normed per head, and of six layers five see a window. Those are
-rotated by a base of their own, unscaled; the sixth by a larger one that is scaled linearly in the larger models.
-EmbeddingGemma (Schechter Vera et al. 2025) is the same with attention both ways, half of each window ahead.
+Gemma 2's layer without soft caps on scores; queries and keys are normed per head, and five of six layers have a sliding
+window. Those use their own RoPE base, unscaled; the sixth uses a larger base, scaled linearly in the larger models.
+EmbeddingGemma (Schechter Vera et al. 2025) is the same with bidirectional attention: half of each window is ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZES = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131072,
 }
-"""What the text part of a published config may leave out, as `Gemma3TextConfig` of transformers has it."""
+"""Defaults for keys that the text part of a published config may omit, from transformers' `Gemma3TextConfig`."""
 
 _GLOBAL_THETA, _LOCAL_THETA = 1e6, 1e4
 _PATTERN = 6
@@ -44,7 +44,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     reader.expect("hidden_activation", [_GELU], _GELU)
     both_ways = reader.boolean("use_bidirectional_attention", default=False)
     if both_ways:
-        reader.expect("is_causal", [True], True)  # another window is meant by that
+        reader.expect("is_causal", [True], True)  # false would mean a different window
     if reader.is_set("attn_logit_softcapping"):  # transformers reads it and does not use it
         raise reader.error("attn_logit_softcapping", "is not implemented: this family has no soft cap of scores")
     softcap = reader.optional_number("final_logit_softcapping", 1e-3, 1e6)
@@ -96,9 +96,9 @@ def _global_rope(reader: ConfigReader, shape: ModelShape) -> Rope:
 
 
 def _read_windows(reader: ConfigReader, *, both_ways: bool) -> tuple[int | None, ...]:
-    """Every sixth layer sees all, unless `layer_types` or `sliding_window_pattern` say otherwise.
+    """The window of each layer; every sixth has none, unless `layer_types` or `sliding_window_pattern` say otherwise.
 
-    Of a model that looks both ways `sliding_window` counts both, and half of it lies behind.
+    In a bidirectional model `sliding_window` counts both directions, so half of it lies behind.
     """
     keys = [key for key in ("sliding_window_pattern", "_sliding_window_pattern") if reader.is_set(key)]
     pattern = reader.integer(keys[0] if keys else "sliding_window_pattern", 1, MAX_LAYERS, default=_PATTERN)

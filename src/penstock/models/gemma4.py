@@ -1,6 +1,6 @@
-"""Gemma 4: `model_type` "gemma4", checkpoints that hold what sees and hears beside `gemma4_text`.
+"""Gemma 4: `model_type` "gemma4", multimodal checkpoints with a `gemma4_text`.
 
-Text alone is computed: towers for images and sound and their projectors are left out by name. In GGUF files the
+Only text is computed: the vision and audio towers and their projectors are left out by name. In GGUF files the
 architecture "gemma4" is the text model of every size.
 """
 
@@ -40,7 +40,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """What files leave out is in `gemma4.cpp`, and what the conversion writes in `Gemma4Model`."""
+    """For values that files omit see llama.cpp's `gemma4.cpp`; for the keys that are written, `Gemma4Model`."""
     layers, (heads, width) = keys.size("block_count"), heads_and_width(keys)
     types = _layer_types(keys, layers)
     head_dim, full_dim = (_head_dim(keys, which) for which in ("_swa", ""))
@@ -86,7 +86,7 @@ def _layer_types(keys: GgufKeys, layers: int) -> list[str]:
 
 
 def _head_dim(keys: GgufKeys, which: str) -> int:
-    """Of the layers that slide (`_swa`), or of the others: keys, values and what is rotated are equally wide."""
+    """The head width of sliding layers (`_swa`) or of the others; keys, values and the rotated part must be equal."""
     width = keys.size(f"attention.key_length{which}")
     for key in (f"attention.value_length{which}", f"rope.dimension_count{which}"):
         if keys.size(key, width) != width:
@@ -95,7 +95,7 @@ def _head_dim(keys: GgufKeys, which: str) -> int:
 
 
 def _full_rope(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
-    """Pairs that keep no position have a factor so large that their angles vanish."""
+    """The rope of layers with full attention; pairs that do not rotate have a factor that makes their angles vanish."""
     factors = keys.vector(_FREQUENCIES) or (1.0,) * (head_dim // 2)
     turning = sum(factor == 1.0 for factor in factors)
     if len(factors) != head_dim // 2 or any(factor < _STILL / 2 for factor in factors[turning:]):
@@ -109,7 +109,7 @@ def _full_rope(keys: GgufKeys, head_dim: int) -> dict[str, Any]:
 
 
 def _widths_of_mlps(keys: GgufKeys, layers: int) -> dict[str, Any]:
-    """One width for all, or twice as much in the layers at the end that read the keys of others."""
+    """MLP widths: one for all layers, or double in the last layers, which read the keys of others."""
     widths, shared = keys.sizes("feed_forward_length", layers), 0
     if keys.has("attention.shared_kv_layers") and keys.get("attention.shared_kv_layers") != 0:
         shared = keys.size("attention.shared_kv_layers")
@@ -140,7 +140,7 @@ def _experts(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _file_settings(config: Mapping[str, Any], source: TensorSource) -> dict[str, Any]:
-    """The way back of `_gguf_settings`; widths come from tensors, which configs say in several ways."""
+    """The inverse of `_gguf_settings`; widths come from tensors, because configs spell them in several ways."""
     layers, window = config["num_hidden_layers"], config.get("sliding_window", 512)
     slides = [each == _SLIDING for each in config["layer_types"]]
     shared, head_dim = config.get("num_kv_shared_layers") or 0, config.get("head_dim", 256)
@@ -167,7 +167,7 @@ def _file_settings(config: Mapping[str, Any], source: TensorSource) -> dict[str,
 
 
 def _frequencies(config: Mapping[str, Any], source: TensorSource) -> dict[str, Tensor]:
-    """Ones, and for pairs that keep no position a factor so large that their angles vanish."""
+    """Frequency factors: ones, and for pairs that do not rotate a factor that makes their angles vanish."""
     full = config["layer_types"].index(_FULL)
     pairs = source.shape(f"model.layers.{full}.self_attn.q_norm.weight")[0] // 2
     turning = int(pairs * config["rope_parameters"][_FULL].get("partial_rotary_factor", 1.0))

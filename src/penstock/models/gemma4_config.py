@@ -1,7 +1,7 @@
-"""Reads a Gemma 4 text configuration: what its layers differ in, and what they share.
+"""Reads a Gemma 4 text configuration: how its layers differ, and what they share.
 
-Decides which layers slide, which read the keys and values of another, and what heads each has. A value that changes the
-computation and is not implemented is refused by name.
+Decides which layers slide, which read the keys and values of another layer, and which heads each has. A value that
+changes the computation and is not implemented is refused by name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SIZES = {
     "max_position_embeddings": 131072,
     "hidden_size_per_layer_input": 256,
 }
-"""What a config may leave out, as `Gemma4TextConfig` of transformers has it."""
+"""Defaults for keys that a config may omit, from transformers' `Gemma4TextConfig`."""
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _ROPES = {
@@ -56,7 +56,7 @@ class MixtureConfig:
     """Experts beside the MLP.
 
     Attributes:
-        inner_size: width of one expert's inside.
+        inner_size: hidden width of one expert.
     """
 
     router: RouterSpec
@@ -68,16 +68,16 @@ class Gemma4Config:
     """Everything that a program is built from.
 
     Attributes:
-        decoder: what layers share; its shape has the heads of sliding layers, its rope turns them.
-        full: the same for layers that see all positions.
-        caches: of each layer, the layer whose keys and values it reads: its own, or an earlier one's.
-        wide_mlp: layers that read an earlier one's have MLPs twice as wide.
-        keys_are_values: layers that see all positions have no projection for values.
-        bias: projections of attention have one.
-        softcap: of logits; None for none.
-        per_layer: width of what each layer is given of every token beside the stream; 0 for nothing.
-        per_layer_vocab: rows of the table where that is looked up.
-        mixture: None for MLPs alone.
+        decoder: what layers share, with the heads and rope of sliding layers.
+        full: the same, with the heads and rope of layers with full attention.
+        caches: for each layer, the index of the layer whose keys and values it reads: itself or an earlier one.
+        wide_mlp: whether layers that read an earlier layer's keys have MLPs twice as wide.
+        keys_are_values: whether layers with full attention use their keys as values, without a value projection.
+        bias: whether attention projections have biases.
+        softcap: soft cap of logits; None for none.
+        per_layer: width of each layer's own input per token, besides the stream; 0 for none.
+        per_layer_vocab: rows of the embedding table for these inputs.
+        mixture: the experts; None for MLPs only.
     """
 
     decoder: DecoderConfig
@@ -92,22 +92,22 @@ class Gemma4Config:
     mixture: MixtureConfig | None
 
     def of_layer(self, index: int) -> DecoderConfig:
-        """With the heads and the rope of a layer."""
+        """The settings with the heads and rope of a layer."""
         return self.full if self.decoder.windows[index] is None else self.decoder
 
     def heads(self, index: int) -> Heads:
-        """Of a layer."""
+        """The heads of a layer."""
         shape = self.of_layer(index).shape
         return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim)
 
     def inner_size(self, index: int) -> int:
-        """Width of the inside of a layer's MLP."""
+        """Hidden width of a layer's MLP."""
         shares = self.caches[index] != index
         return self.decoder.inner_size * (2 if self.wide_mlp and shares else 1)
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """Layers with keys and values of their own."""
+        """The layers with their own keys and values."""
         return tuple(index for index, owner in enumerate(self.caches) if owner == index)
 
 
@@ -115,7 +115,7 @@ def read_config(reader: ConfigReader) -> Gemma4Config:
     """Read every key that changes the computation."""
     reader = reader.with_defaults({**_SIZES, "rope_parameters": _ROPES})
     reader.expect("hidden_activation", [_GELU], _GELU)
-    reader.expect("use_bidirectional_attention", ["vision"], "vision")  # of images alone, and none are computed
+    reader.expect("use_bidirectional_attention", ["vision"], "vision")  # affects only images, which are not computed
     for key in ("rope_theta", "rope_scaling"):  # transformers does not read them
         if reader.is_set(key):
             raise reader.error(key, "is not implemented for this family; set rope_parameters for each layer type")
@@ -141,10 +141,10 @@ def read_config(reader: ConfigReader) -> Gemma4Config:
 
 
 def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """Every sixth layer sees all, and the last one always does, unless `layer_types` says otherwise."""
+    """The window of each layer; by default every sixth layer, and the last one, attend to all positions."""
     window, last = reader.integer("sliding_window", 1, MAX_WINDOW, default=512), _layers(reader) - 1
     windows = layer_windows(reader, window, lambda layer: (layer + 1) % _PATTERN != 0 and layer != last)
-    if windows[-1] is not None:  # transformers lets it see all nevertheless
+    if windows[-1] is not None:  # transformers gives the last layer full attention nevertheless
         raise reader.error("layer_types", f"{_SLIDING!r} is not implemented for the last layer; it is {_FULL!r}")
     return windows
 
@@ -154,7 +154,7 @@ def _layers(reader: ConfigReader) -> int:
 
 
 def _rope(reader: ConfigReader, layer_type: str, shape: ModelShape, windows: Sequence[int | None]) -> Rope:
-    """Of the layers of one type, where there are any."""
+    """The rope of the layers of one type; it must be set if there are such layers."""
     theta = float(_ROPES[layer_type]["rope_theta"])  # type: ignore[arg-type]
     section = reader.section("rope_parameters")
     used = layer_type == _FULL or any(window is not None for window in windows)
@@ -166,9 +166,9 @@ def _rope(reader: ConfigReader, layer_type: str, shape: ModelShape, windows: Seq
 def _read_shapes(
     reader: ConfigReader, shape: ModelShape, windows: Sequence[int | None], *, keys_are_values: bool
 ) -> tuple[ModelShape, ModelShape]:
-    """With the heads of sliding layers, and with those of layers that see all positions.
+    """The shape with the heads of sliding layers, and with those of layers with full attention.
 
-    Configs say the latter by two keys of their own, or, as transformers writes them, by `per_layer_config`.
+    Configs set the latter by two separate keys, or by `per_layer_config`, as transformers writes them.
     """
     if reader.is_set("per_layer_config"):
         found = _per_layer_shapes(reader, shape)
@@ -185,7 +185,7 @@ def _read_shapes(
 
 
 def _per_layer_shapes(reader: ConfigReader, shape: ModelShape) -> dict[int, ModelShape]:
-    """Of the layers that `per_layer_config` names."""
+    """The shapes of the layers that `per_layer_config` names, by layer index."""
     section, found = reader.section("per_layer_config"), {}
     for key in section.keys():  # noqa: SIM118 - a reader is no mapping
         if not key.isdecimal() or int(key) >= shape.num_layers:
@@ -214,7 +214,7 @@ def _check_heads(reader: ConfigReader, key: str, heads: int, kv_heads: int) -> N
 
 
 def _read_caches(reader: ConfigReader, windows: Sequence[int | None]) -> tuple[int, ...]:
-    """The last layers read what the last one before them of their own type stored."""
+    """The layer whose keys each layer reads: the last `num_kv_shared_layers` read an earlier one of their own type."""
     shared = reader.integer("num_kv_shared_layers", 0, MAX_LAYERS, default=0)
     own = len(windows) - shared
     owners = {window: index for index, window in enumerate(windows[: max(own, 0)])}

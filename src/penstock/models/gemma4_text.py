@@ -1,9 +1,9 @@
 """Gemma 4's text model: `model_type` "gemma4_text".
 
 Gemma 3's layer, with these differences. Norms multiply by their weight, scores are not scaled, and values are normed
-per head too. Layers that see all positions have heads of their own width, of which a part of the pairs is rotated, and
-may take keys for values. The last layers may read the keys and values of earlier ones. Small models give each layer a
-vector of every token beside the stream; others have experts beside the MLP. A layer ends with a factor on the stream.
+per head too. Layers with full attention have a different head width, rotate only part of the pairs, and may use keys as
+values. The last layers may read the keys and values of earlier ones. Small models give each layer an input vector per
+token besides the stream; others have experts beside the MLP. A layer ends by scaling the stream.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.nn.weight_loader import WeightLoader
 __all__ = ["load"]
 
 _HALF = 2.0**-0.5
-"""What the two halves of a layer's own input are multiplied by when they are added."""
+"""Factor on each of the two terms of a layer's own input."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -77,13 +77,13 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Attention:
-    """Self-attention whose values are normed, or which reads another layer's keys and values.
+    """Self-attention with normed values, or over another layer's keys and values.
 
     Attributes:
-        projection: to queries; then to keys, and then to values, where the layer has its own.
-        projected: how wide that is.
+        projection: projects to queries, then to the layer's own keys and values, if any.
+        projected: output width of `projection`.
         cache: index into `Program.caches`.
-        k_norm: None where another layer's keys are read.
+        k_norm: None if another layer's keys are read.
         v_norm: `[D]` of ones.
     """
 
@@ -115,7 +115,7 @@ class _Attention:
         )
 
     def _keys_and_values(self, projected: Register) -> tuple[Register | None, Register | None, Operations]:
-        """Where they are before keys are normed, and how values are."""
+        """The registers of keys (before their norm) and values, and the operations that norm values."""
         if self.k_norm is None:
             return None, None, ()
         q_width, width = self.heads.queries * self.heads.dim, self.heads.keys * self.heads.dim
@@ -130,7 +130,7 @@ class _Attention:
 def _bind_attention(
     config: Gemma4Config, weights: WeightLoader, name: str, index: int, rope: RotaryTable
 ) -> _Attention:
-    """The attention of a layer. Keys that a checkpoint holds for layers which read another's are left out."""
+    """Bind a layer's attention; ignores key and value tensors of layers that read another layer's keys."""
     decoder, heads, owner = config.of_layer(index), config.heads(index), config.caches[index]
     shape, owns, window = decoder.shape, owner == index, config.decoder.windows[index]
     widths = {"q_proj": heads.queries * heads.dim}
@@ -160,7 +160,7 @@ def _bind_attention(
 
 
 def _feed_forward(parts: DecoderParts, name: str, mlp: Block, mixture: MixtureConfig | None) -> Operations:
-    """An MLP, and experts beside it where there are some."""
+    """An MLP, with experts beside it if there are any."""
     before, after = (parts.norm(f"{name}.{part}_feedforward_layernorm") for part in ("pre", "post"))
     if mixture is None:
         return residual(parts.stream, mlp, before=before, after=after)
@@ -178,7 +178,7 @@ def _feed_forward(parts: DecoderParts, name: str, mlp: Block, mixture: MixtureCo
 
 
 def _experts(parts: DecoderParts, name: str, mixture: MixtureConfig, out: Register) -> Operations:
-    """What experts make of the stream, chosen by a norm of it that is not theirs."""
+    """Experts on the stream; the router uses a different norm of the stream than the experts."""
     weights, spec, hidden = parts.weights, mixture.router, parts.stream.width
     normed, logits = Register("normed", hidden), Register("logits", spec.experts)
     choosing = weights.take(f"{name}.router.scale", (hidden,), torch.float32).mul_(hidden**-0.5)
@@ -205,10 +205,10 @@ def _bind_stack(weights: WeightLoader, name: str, spec: RouterSpec, hidden: int,
 
 
 def _own_inputs(parts: DecoderParts, config: Gemma4Config) -> Operations:
-    """What layers are given of each token: a row of a table, and a normed projection of its embedding.
+    """The layers' own inputs for each token: a row of a table, plus a normed projection of its embedding.
 
-    The projection is to be divided by the root of its inputs before it is normed; the norm does without, by an epsilon
-    that is as much larger.
+    The original divides the projection by the root of the hidden size before the norm; here the norm's epsilon is
+    multiplied by the hidden size instead, which is equivalent.
     """
     shape, width = config.decoder.shape, config.per_layer
     hidden, total = shape.hidden_size, shape.num_layers * width
@@ -230,12 +230,12 @@ def _own_inputs(parts: DecoderParts, config: Gemma4Config) -> Operations:
 
 
 def _own_input(config: Gemma4Config) -> Register:
-    """Of all layers, one after the other."""
+    """The register of all layers' own inputs, one after the other."""
     return Register("own_inputs", config.decoder.shape.num_layers * config.per_layer)
 
 
 def _add_own_input(parts: DecoderParts, config: Gemma4Config, name: str, index: int) -> Operations:
-    """Add what the stream lets through of a layer's own input."""
+    """Add a layer's own input, gated by the stream."""
     stream, width = parts.stream, config.per_layer
     gate, gated = Register("own_gate", width), Register("own_gated", width)
     branch = Register("branch", stream.width)
@@ -251,7 +251,7 @@ def _add_own_input(parts: DecoderParts, config: Gemma4Config, name: str, index: 
 
 
 def _scale(parts: DecoderParts, name: str) -> Operations:
-    """The factor at a layer's end, where the checkpoint has one."""
+    """Scale the stream at a layer's end, if the checkpoint has a factor."""
     if not parts.weights.has(name):
         return ()
     return (Scale(parts.stream, parts.weights.take(name, (1,), torch.float32)),)

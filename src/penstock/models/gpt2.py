@@ -1,8 +1,7 @@
 """GPT-2: `model_type` "gpt2".
 
-LayerNorm with biases before each half, learned positions, one fused projection for queries, keys and values, and
-weights stored as `[inputs, outputs]` (the Conv1D of the original release), which are transposed once when they are
-taken.
+LayerNorm with biases before attention and MLP, learned positions, one fused projection for queries, keys and values,
+and weights stored as `[inputs, outputs]` (the Conv1D of the original release), transposed once when they are taken.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ __all__ = ["GGUF", "GPT2Config", "load"]
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """All that tells one GPT-2 from another.
+    """The settings of a GPT-2.
 
     Attributes:
-        inner_size: width of the MLP's inside.
-        tied: the head is the token embedding, unless the checkpoint has a head that differs from it.
+        inner_size: hidden width of the MLP.
+        tied: whether the head is the token embedding, unless the checkpoint has a head that differs from it.
     """
 
     shape: ModelShape
@@ -61,7 +60,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
     config = GPT2Config.read(reader)
     shape, stream = config.shape, Register(STREAM, config.shape.hidden_size)
-    # Checkpoints saved without their head, the original release among them, have no prefix.
+    # Checkpoints saved without their head, including the original release, have no prefix.
     root = "transformer." if weights.has("transformer.wte.weight") else ""
     tokens = weights.take_table(f"{root}wte.weight", (shape.vocab_size, shape.hidden_size))
     layers = tuple(_bind_layer(config, weights, stream, i, f"{root}h.{i}") for i in range(shape.num_layers))
@@ -80,7 +79,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 def _bind_layer(config: GPT2Config, weights: WeightLoader, stream: Register, index: int, name: str) -> Operations:
     """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
     shape, inner, hidden = config.shape, config.inner_size, config.shape.hidden_size
-    # The causal mask and its fill value, which old checkpoints store as buffers.
+    # Old checkpoints store the causal mask and its fill value as buffers.
     weights.ignore(f"{name}.attn.bias")
     weights.ignore(f"{name}.attn.masked_bias")
     attention = Attention(

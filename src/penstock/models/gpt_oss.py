@@ -1,11 +1,11 @@
 """gpt-oss: `model_type` "gpt_oss" (OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2).
 
-A mixture of experts in every layer, with biases on routers, experts and attention, and a gated activation that is cut
-on both sides. Every other layer sees a window, from the first one on. A logit of each head, its sink, takes part in the
-softmax over scores and adds no value. Positions are rotated by YaRN.
+A mixture of experts in every layer, with biases on routers, experts and attention, and a gated activation that is
+clamped on both sides. Every other layer has a sliding window, starting with the first. Each head has a sink, a logit
+that takes part in the softmax over scores but adds no value. RoPE uses YaRN scaling.
 
-Checkpoints keep experts in MXFP4 (`weights.mxfp4_safetensors`), or plain and inputs first; rows of gates and ups
-alternate in both. GGUF files have them apart.
+Checkpoints store experts in MXFP4 (`weights.mxfp4_safetensors`), or plain and inputs first; both interleave the rows of
+gate and up projections. GGUF files store the two separately.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""What a config without rotary parameters means."""
+"""RoPE scaling for a config without rotary parameters."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -114,14 +114,14 @@ def _bind_apart(weights: WeightLoader, name: str, count: int, hidden: int, inner
 
 
 def _beside(first: Tensor, second: Tensor) -> Tensor:
-    """`[E, F]` each to `[E, 2 * F]`; also without numbers (`meta`), which torch would load its compiler to join."""
+    """Concatenate `[E, F]` and `[E, F]` to `[E, 2 * F]`; on `meta` tensors, `torch.cat` would load torch's compiler."""
     out = torch.empty(len(first), 2 * first.shape[1], dtype=first.dtype, device=first.device)
     out[:, : first.shape[1]], out[:, first.shape[1] :] = first, second
     return out
 
 
 def _settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files do not say that YaRN's limits are not rounded, nor which layers have the window: all of gpt-oss agree."""
+    """Adds what files omit because it is the same for every gpt-oss: YaRN without truncation, the windowed layers."""
     settings, window = decoder_settings(keys), keys.window()
     if settings.get("rope_scaling", {}).get("rope_type") == "yarn":
         settings["rope_scaling"] |= {"truncate": False}
@@ -147,7 +147,7 @@ _EXPERTS = f"{_LAYER}.mlp.experts"
 
 
 def _apart(of_numbers: Callable[[Tensor, slice], Tensor], ending: str) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Gates, then ups, of what has them in turns."""
+    """Parts that split interleaved gates and ups."""
     turns = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
     return {f"{_EXPERTS}.{part}_proj.{ending}": partial(of_numbers, which=which) for part, which in turns.items()}
 

@@ -1,10 +1,10 @@
 """Granite 3: `model_type` "granite" (IBM Granite team 2024).
 
-The shared decoder with four factors of the config: on embeddings, on scores, on what each half of a layer adds to the
-stream, and under logits.
+The shared decoder with four factors from the config: on embeddings, on scores, on what attention and MLP add to the
+stream, and as a divisor of logits.
 
-The stream is kept divided by the third factor m, so that halves add to it as they do in a Llama: embeddings are divided
-by m, and `rms_norm(m s, eps)` is `rms_norm(s, eps / m^2)`. No weight is rounded for it and no operation added.
+The stream is kept divided by the third factor m, so that attention and MLP add to it as in a Llama: embeddings are
+divided by m, and `rms_norm(m s, eps)` is `rms_norm(s, eps / m^2)`. This rounds no weight and adds no operation.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """A factor that a file leaves out is 1, but for that of scores; as llama.cpp has it (`granite.cpp`)."""
+    """A missing factor is 1, for scores `1 / sqrt(head_dim)`, as in `granite.cpp`; `logit_scale` is required."""
     if keys.has("rope.scaling.finetuned") and keys.get("rope.scaling.finetuned") is not True:
         raise keys.fail("rope.scaling.finetuned", "says of a Granite that it is not rotated, which is not supported")
     settings = decoder_settings(keys)
@@ -71,4 +71,4 @@ GGUF = GgufDialect(
     metadata=_gguf_settings,
     arrangements=INTERLEAVED,
 )
-"""Converted as a Llama is: rows of queries and keys lie in pairs."""
+"""Query and key rows are interleaved, as in a Llama's files."""

@@ -1,9 +1,9 @@
 """Granite 4: `model_type` "granitemoehybrid" (IBM Granite team 2025).
 
 Most layers mix tokens by Mamba-2 (Dao and Gu 2024): a short convolution over values, keys and queries (x, B and C), a
-selective scan, and a norm of what its gate lets through. A few attend, mostly without rotation. Every layer has an MLP
-for all tokens, and beside it, where there are experts, a mixture of these. Factors are as in Granite 3 (`granite.py`),
-and so is what is made of them: the stream is kept divided by the factor on what each half adds.
+selective scan, and a norm of the gated result. A few attend, mostly without rotation. Every layer has a shared MLP for
+all tokens and, in models with experts, a mixture of experts beside it. The factors are those of Granite 3
+(`granite.py`), and are applied in the same way: the stream is kept divided by the residual factor.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["GGUF", "load"]
 
 _ATTENTION, _MAMBA = ("attention", "full_attention"), ("mamba", "linear_attention")
 _INFINITE: tuple[Any, ...] = (math.inf, {"__float__": "Infinity"})
-"""As Python's JSON has it, and as transformers writes it."""
+"""Infinity as Python's JSON parser returns it, and as transformers writes it."""
 
 _SMALLEST, _LARGEST = 1e-4, 1e4
 _MAX_HEADS, _MAX_STATE, _MAX_TAPS, _MAX_EXPERTS = 4096, 1024, 16, 1024
@@ -47,7 +47,7 @@ _MAX_HEADS, _MAX_STATE, _MAX_TAPS, _MAX_EXPERTS = 4096, 1024, 16, 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mamba2:
-    """A projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a norm with the gate."""
+    """A projection to `[gate | x | B | C | dt]`, a convolution over `[x | B | C]`, a scan, and a gated norm."""
 
     inputs: Projection
     mixer: RecurrentMixer
@@ -72,7 +72,7 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Both:
-    """Two blocks that read the same and add to the same."""
+    """The sum of two blocks with the same input."""
 
     first: Block
     second: Block
@@ -105,7 +105,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
     def mlp(layer: str) -> GatedMlp:
         name = f"{layer}.shared_mlp"
-        for of_gguf in (f"{layer}.mlp", name):  # without experts, and beside them
+        for of_gguf in (f"{layer}.mlp", name):  # in models without and with experts
             if weights.has(f"{of_gguf}.down_proj.weight"):
                 return parts.mlp(of_gguf)
         return GatedMlp(
@@ -157,7 +157,7 @@ def _bind_mamba(
 
 
 def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: int, inner: int) -> MixtureOfExperts:
-    """Take the experts, each projection of all of them in one tensor."""
+    """Take the router and experts; each tensor stacks one projection of all experts."""
     apart = weights.has(f"{name}.gate_proj.weight")  # in GGUF files
     halves = [(f"{name}.{part}_proj.weight", (inner, hidden)) for part in ("gate", "up")]
     whole = [(f"{name}.input_linear.weight", (2 * inner, hidden))]
@@ -168,7 +168,7 @@ def _bind_experts(weights: WeightLoader, name: str, router: RouterSpec, hidden: 
 
 
 def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
-    """Indices of the layers that attend, by `layer_types` or its older name; at least one."""
+    """Indices of the attention layers, by `layer_types` or its other name `layers_block_type`; at least one."""
     key = "layers_block_type" if reader.is_set("layers_block_type") else "layer_types"
     types = reader.choices(key, [*_ATTENTION, *_MAMBA], layers)
     found = [layer for layer, each in enumerate(types) if each in _ATTENTION]
@@ -199,7 +199,7 @@ def _read_sizes(reader: ConfigReader) -> MixerSizes:
 
 
 def _read_router(reader: ConfigReader) -> RouterSpec | None:
-    """None for a model without experts."""
+    """The router; None for a model without experts."""
     experts = reader.integer("num_local_experts", 0, _MAX_EXPERTS, default=8)
     if not experts:
         return None
@@ -208,7 +208,7 @@ def _read_router(reader: ConfigReader) -> RouterSpec | None:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """A factor that a file leaves out is 1, but for that of scores; as llama.cpp has it (`granite-hybrid.cpp`)."""
+    """A missing factor is 1, except for scores (`1 / sqrt(head_dim)`), as in llama.cpp (`granite-hybrid.cpp`)."""
     kv_heads, attending = attending_layers(keys)
     settings = decoder_settings(keys, kv_heads=kv_heads)
     hidden, inner = settings["hidden_size"], keys.size("ssm.inner_size")
@@ -262,7 +262,7 @@ def _file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]
 
 
 def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
-    """Without experts the MLP of all tokens is a file's only one."""
+    """Split gates from ups, and reshape vectors; in a model without experts the shared MLP is the file's plain MLP."""
     halves = {"gate": lambda each: each.chunk(2)[0], "up": lambda each: each.chunk(2)[1]}
     mlp = f"{_LAYER}.shared_mlp" if config.get("num_local_experts", 8) else f"{_LAYER}.mlp"
     mamba, groups = f"{_LAYER}.mamba", config.get("mamba_n_groups", 1)
@@ -315,4 +315,4 @@ GGUF = GgufDialect(
     },
     writing=GgufWriting(_file_settings, _conversions),
 )
-"""Rows of queries and keys lie in pairs, as a Llama's; gates lie apart from what they weigh."""
+"""Query and key rows are interleaved, as in a Llama's files; gate and up projections are stored separately."""

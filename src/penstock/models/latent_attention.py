@@ -1,12 +1,12 @@
 """Attention over a latent (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1): sizes, tensors and operations.
 
-Keys and values of all heads are made of one latent, which alone is kept, beside a part of the key that is rotated and
-that all heads share. Queries are multiplied by what makes keys of the latent before they attend, and what they attend
-to by what makes values of it behind (absorbed): so there is one key head, `[rotated part | latent]`, and its values are
-its latent.
+Keys and values of all heads are projected from one latent per position. Only this latent is cached, with a rotated part
+of the key that all heads share. The key up-projection is applied to queries before attention, and the value
+up-projection to the result after it (absorbed), so there is one key head, `[rotated part | latent]`, whose values are
+the latent.
 
-Decides where checkpoints have each part. They join what makes keys with what makes values, head by head, or have the
-two apart, the first transposed (GGUF); and rotate neighbouring elements, where here the halves of a head are.
+Decides where checkpoints store each part. They fuse the key and value up-projections head by head, or store the two
+separately, the first transposed (GGUF). They rotate neighbouring elements, while this engine rotates the two halves.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from penstock.nn.weight_loader import WeightLoader
 
 __all__ = ["LatentAttention", "LatentSizes", "bind_latent_attention", "read_latent_rope", "read_latent_sizes"]
 
-_EPS = 1e-6  # of the latents' norms, whatever the config says of the others
+_EPS = 1e-6  # epsilon of the latents' norms, whatever the config says about other norms
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Of attention over a latent.
+    """The sizes of attention over a latent.
 
     Attributes:
-        heads: of queries.
-        query_rank: width of the latent that queries are made of; 0 where they are made of the stream.
-        rank: width of the latent that keys and values are made of.
-        rotated: elements of a query that are rotated, and of a key.
-        plain: those that are not.
+        heads: number of query heads.
+        query_rank: width of the latent that queries are projected from; 0 if they are projected from the stream.
+        rank: width of the latent that keys and values are projected from.
+        rotated: rotated elements of a query or key head.
+        plain: elements of a query or key head that are not rotated.
         values: width of one head's values.
     """
 
@@ -55,12 +55,12 @@ class LatentSizes:
 
     @property
     def kept(self) -> int:
-        """Numbers that are kept of a position."""
+        """Width of a cached position."""
         return self.rotated + self.rank
 
     @property
     def cache(self) -> KvCacheSpec:
-        """Of a layer."""
+        """The cache of one layer."""
         return KvCacheSpec(heads=1, head_dim=self.kept, value_dim=self.rank)
 
 
@@ -70,12 +70,12 @@ class LatentAttention:
 
     Attributes:
         query_latent: `[query_rank, H]`, or None.
-        query_norm: of what it makes; or None.
+        query_norm: norm of the query latent, or None.
         query: `[heads * (rotated + plain), query_rank or H]`.
         latent: `[rotated + rank, H]`.
-        latent_norm: of the last `rank` columns of what it makes.
-        to_latent: `[heads, rank, plain]`, what makes keys of a latent, transposed.
-        to_values: `[heads, values, rank]`.
+        latent_norm: norm of the last `rank` columns of `latent`'s output.
+        to_latent: `[heads, rank, plain]`, the key up-projection, transposed.
+        to_values: `[heads, values, rank]`, the value up-projection.
         output: `[H, heads * values]`.
         cache: index into `Program.caches`.
     """
@@ -124,9 +124,9 @@ class LatentAttention:
 
 
 def read_latent_sizes(reader: ConfigReader, *, query_rank: int) -> LatentSizes:
-    """Read the sizes; `query_rank` is the family's default, and queries are made of the stream where it is null."""
+    """Read the sizes; `query_rank` is the family's default for `q_lora_rank`, and null means no query latent."""
     heads = reader.integer("num_attention_heads", 1, MAX_WIDTH)
-    reader.expect("num_key_value_heads", [heads], heads)  # as many as of queries, all made of one latent
+    reader.expect("num_key_value_heads", [heads], heads)  # one per query head, all projected from one latent
     rotated = reader.integer("qk_rope_head_dim", 2, MAX_WIDTH, default=64)
     if rotated % 2:
         raise reader.error("qk_rope_head_dim", f"must be even to be rotated in pairs, got {rotated}")
@@ -141,7 +141,7 @@ def read_latent_sizes(reader: ConfigReader, *, query_rank: int) -> LatentSizes:
 
 
 def read_latent_rope(reader: ConfigReader, sizes: LatentSizes, shape: ModelShape) -> tuple[Rope, AttentionSpec]:
-    """How the rotated part is rotated, and what scores are multiplied by: YaRN makes attention sharper."""
+    """The rope of the rotated part, and the scale of scores, which YaRN increases."""
     rope = read_rope(reader, sizes.rotated, shape.max_positions)
     scale = (sizes.rotated + sizes.plain) ** -0.5
     if isinstance(rope.scaling, YarnScaling):
@@ -164,18 +164,18 @@ def bind_latent_attention(
     bias: bool,
     interleaved: bool = True,
 ) -> LatentAttention:
-    """Take the tensors below `name`.
+    """Take the tensors under `name`.
 
     Args:
-        weights: where they come from.
+        weights: the checkpoint.
         name: prefix of the tensors.
-        sizes: of this attention.
+        sizes: sizes of this attention.
         hidden: width of the stream.
-        rope: of the rotated parts.
-        spec: what becomes of scores.
+        rope: angles of the rotated parts.
+        spec: how scores are computed.
         cache: index into `Program.caches`.
         bias: whether projections from and to the stream have biases.
-        interleaved: whether the checkpoint has the elements that are rotated together side by side.
+        interleaved: whether the two elements of a rotated pair are neighbours in the checkpoint.
     """
     order = torch.arange(sizes.rotated)
     if interleaved:
@@ -200,7 +200,7 @@ def bind_latent_attention(
 
 
 def _bind_query(weights: WeightLoader, name: str, sizes: LatentSizes, hidden: int, order: Tensor) -> Projection:
-    """Queries, of each head the rotated part first; files have it last."""
+    """The query projection, with the rotated part of each head first; files have it last."""
     width, inputs = sizes.rotated + sizes.plain, sizes.query_rank or hidden
     of_head = torch.cat((sizes.plain + order, torch.arange(sizes.plain)))
     rows = (torch.arange(sizes.heads)[:, None] * width + of_head).flatten()
@@ -210,7 +210,7 @@ def _bind_query(weights: WeightLoader, name: str, sizes: LatentSizes, hidden: in
 def _bind_latent(
     weights: WeightLoader, name: str, sizes: LatentSizes, hidden: int, order: Tensor, *, bias: bool
 ) -> Projection:
-    """The rotated part of keys, then the latent; files have it last."""
+    """The projection to the rotated part of keys, then the latent; files have the latent first."""
     rows = torch.cat((sizes.rank + order, torch.arange(sizes.rank)))
     biases = weights.take(f"{name}.bias", (sizes.kept,)) if bias else None
     if biases is not None and not biases.is_meta:
@@ -225,7 +225,7 @@ def _take_rows(weights: WeightLoader, name: str, rows: Tensor, inputs: int) -> W
 
 
 def _bind_to_latent(weights: WeightLoader, name: str, sizes: LatentSizes) -> StackedWeight:
-    """What makes keys of a latent, transposed; where it is joined with what makes values, the two are parted."""
+    """Take the key up-projection, transposed; if it is fused with the value up-projection, split the two first."""
     heads, plain, values, rank = sizes.heads, sizes.plain, sizes.values, sizes.rank
     keys, parts = f"{name}.k_b_proj.weight", [(f"{name}.k_b_proj.weight", (rank, plain))]
     if weights.has(keys):

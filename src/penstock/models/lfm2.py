@@ -1,8 +1,7 @@
 """LFM2: `model_type` "lfm2" (Liquid AI 2025).
 
 Most layers mix tokens by a short convolution between two gates, `out(C * conv(B * x))` with `[B | C | x]` from one
-projection, and a few by attention with norms of query and key heads. The norm before each half, gated MLPs, and the
-last norm have names of their own.
+projection; a few use attention with normed query and key heads. Norms and gated MLPs have names of their own.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
-    """Indices of the layers that attend, by `layer_types` or the older `full_attn_idxs`; at least one."""
+    """Indices of the attention layers, by `layer_types` or the older `full_attn_idxs`; at least one."""
     types = reader.choices("layer_types", [_ATTENTION, _CONVOLUTION], layers)
     if types:
         found, key = [index for index, each in enumerate(types) if each == _ATTENTION], "layer_types"
@@ -122,7 +121,7 @@ def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
 
 
 def _read_inner_size(reader: ConfigReader) -> int:
-    """The width of MLPs, by the rule of `Lfm2MLP` in transformers; `block_ff_dim` is the older name, and wins."""
+    """The hidden width of MLPs, by the rule of transformers' `Lfm2MLP`; the older key `block_ff_dim` has precedence."""
     key = "block_ff_dim" if reader.is_set("block_ff_dim") else "intermediate_size"
     inner = reader.integer(key, 1, MAX_WIDTH)
     if not reader.boolean("block_auto_adjust_ff_dim", default=True):
@@ -182,4 +181,4 @@ GGUF = GgufDialect(
     arrangements={"blk.{layer}.shortconv.conv.weight": Arrangement.FILTERS},
     writing=GgufWriting(_file_settings),
 )
-"""The norm before the head is called after the embedding, as in Hugging Face's checkpoints; filters have no bias."""
+"""The last norm is named after the embedding, as in Hugging Face's checkpoints; convolutions have no bias."""

@@ -1,8 +1,8 @@
 """Llama (1 to 3.3) and everything published under its name: `model_type` "llama".
 
-The plain case of the shared decoder; biases are optional. `pretraining_tp` sliced the training across devices and
-changes nothing here. GGUF files of Mistral and Mixtral models call themselves `llama` too, and are told by their window
-and their experts.
+The plain case of the shared decoder; biases are optional. `pretraining_tp` sliced training across devices and has no
+effect here. GGUF files of Mistral and Mixtral models have the architecture `llama` too, and are recognised by their
+window and experts.
 """
 
 from __future__ import annotations
@@ -63,4 +63,4 @@ GGUF = GgufDialect(
     metadata=_settings,
     arrangements=INTERLEAVED,
 )
-"""Rows of queries and keys lie as the original release rotates them: in pairs."""
+"""Query and key rows are interleaved, because the original release rotates adjacent pairs."""

@@ -1,7 +1,7 @@
 """Mistral: `model_type` "mistral".
 
-The shared decoder, with a sliding window in the first releases. A config that says nothing of the window has the first
-release's 4096; null means none.
+The shared decoder, with a sliding window in the first releases. A config without the key has the first release's window
+of 4096; null means none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Mistral Small 3.1 and 3.2: `model_type` "mistral3", checkpoints that hold a vision model beside a Mistral.
+"""Mistral Small 3.1 and 3.2: `model_type` "mistral3", checkpoints with a vision model and a Mistral.
 
-Text alone is computed: the vision tower and its projector are left out by name. What is left is
-`mistral`, and its GGUF files call themselves `llama`. Ministral 3 has another text model in the same place,
-"ministral3", which scales queries by their position: it is refused by that name.
+Only text is computed: the vision tower and its projector are left out by name. What remains is `mistral`; its GGUF
+files have the architecture `llama`. Ministral 3 has a different text model, "ministral3", which scales queries by their
+position: it is refused by that name.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the text model; see `families.load`."""
     text = text_config(reader, "mistral")
     if not reader.is_set("tie_word_embeddings") and not text.is_set("tie_word_embeddings"):
-        text = text.with_defaults({"tie_word_embeddings": True})  # a head with other values is the head all the same
+        text = text.with_defaults({"tie_word_embeddings": True})  # a stored head that differs is used all the same
     return mistral.load(text, text_weights(weights, _VISION))

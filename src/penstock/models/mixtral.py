@@ -1,8 +1,7 @@
 """Mixtral: `model_type` "mixtral" (Jiang et al. 2024).
 
-Llama's attention, and in place of every MLP a mixture of experts: the highest few compute, weighted by a softmax over
-these few alone. Every layer has the window where the config sets one. GGUF files call themselves `llama`, whose file
-here reads them.
+Llama's attention, and in place of every MLP a mixture of experts, top-k with a softmax over only the chosen ones. Every
+layer has the window if the config sets one. GGUF files have the architecture `llama` and are read by its dialect.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     count = reader.integer("num_local_experts", 1, MAX_EXPERTS, default=8)
     top_k = reader.integer("num_experts_per_tok", 1, count, default=2)
     router = RouterSpec(experts=count, top_k=top_k, scoring="softmax", normalise=True)
-    # `layer_types` is not read: transformers gives all layers the window.
+    # ignore `layer_types`: transformers gives all layers the window
     window = reader.optional_integer("sliding_window", 1, MAX_WINDOW)
     windows = (window,) * reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     config = read_decoder(reader, eps=1e-5, rope_theta=1e6, windows=windows)

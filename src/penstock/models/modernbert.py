@@ -1,7 +1,7 @@
-"""ModernBERT: `model_type` "modernbert" (Warner et al. 2024), an encoder: for embeddings, and nothing else.
+"""ModernBERT: `model_type` "modernbert" (Warner et al. 2024), an encoder, for embeddings only.
 
-Attention looks both ways, in every third layer over the whole text and in the others over a window around each token;
-those are rotated by a base of their own. The embedding is normed, so the first layer has no norm before its attention.
+Attention is bidirectional, over the whole text in every third layer and over a window around each token in the others,
+which have their own RoPE base. The embedding is normed, so the first layer has no norm before its attention.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIZES = {
     "num_attention_heads": 12,
     "max_position_embeddings": 8192,
 }
-"""What a config may leave out, as `ModernBertConfig` of transformers has it."""
+"""Defaults for keys that a config may omit, from transformers' `ModernBertConfig`."""
 
 _ACTIVATIONS = {
     "gelu": Activation.GELU_AND_MUL,
@@ -49,7 +49,7 @@ _MASKED_LM = (
     *("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias"),
     *("decoder.weight", "decoder.bias"),
 )
-"""What published checkpoints have besides: it guesses masked tokens."""
+"""Tensors of the masked-language-modelling head in published checkpoints, which is not used."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:

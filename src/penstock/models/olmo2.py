@@ -1,7 +1,7 @@
 """OLMo 2: `model_type` "olmo2" (OLMo Team 2024, "2 OLMo 2 Furious", section 3).
 
-The shared decoder with its norms behind attention and MLP instead of before them, and with queries and keys normed over
-all heads together before they are rotated.
+The shared decoder with norms after attention and MLP instead of before, and with queries and keys normed over all heads
+together before they are rotated.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def build(reader: ConfigReader, weights: WeightLoader, config: DecoderConfig, local: Rope) -> Program:
-    """Build a model of such layers.
+    """Build a model of OLMo 2's layers.
 
     Args:
         reader: the config.
         weights: the checkpoint.
-        config: what was read of it.
-        local: how layers with a window are rotated.
+        config: the shared settings, already read.
+        local: the rope of layers with a window.
     """
     reader.expect("hidden_act", ["silu"], "silu")
     bias = reader.boolean("attention_bias", default=False)
@@ -61,7 +61,7 @@ def build(reader: ConfigReader, weights: WeightLoader, config: DecoderConfig, lo
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """OLMo 3 calls its files `olmo2` too; they have a window, in three layers of four unless they list others."""
+    """OLMo 3's files have the architecture `olmo2` too, with a window in three of four layers, or in listed layers."""
     settings, window, pattern = decoder_settings(keys), keys.window(), "attention.sliding_window_pattern"
     if window is None:
         return settings

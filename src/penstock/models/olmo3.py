@@ -1,8 +1,8 @@
 """OLMo 3: `model_type` "olmo3" (OLMo Team 2025).
 
-The layers of `olmo2`, of which three of four see a window. Those are rotated as in the pretraining: a longer context's
-scaling of the rotary embedding holds for the layers that see all. GGUF files call themselves `olmo2` and are told by
-their window.
+The layers of `olmo2`, three of four with a sliding window. Windowed layers are rotated as in the pretraining: RoPE
+scaling for longer contexts applies only to layers with full attention. GGUF files have the architecture `olmo2` and are
+recognised by their window.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5: `model_type` "qwen2".
 
-The shared decoder, with biases on query, key and value projections, and on request windows in its later layers.
+The shared decoder, with biases on query, key and value projections and optional windows in its later layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """The window of each layer of a Qwen: with `use_sliding_window`, layers from `max_window_layers` on have one."""
+    """The window of each layer: with `use_sliding_window`, layers from `max_window_layers` on have one."""
     window, first = None, 0
     if reader.boolean("use_sliding_window", default=False):
         window = reader.optional_integer("sliding_window", 1, MAX_WINDOW, absent=4096)
@@ -41,7 +41,7 @@ def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """The settings of a Qwen's GGUF file, which cannot say which layers have a window."""
+    """The settings of a GGUF file, which cannot say which layers have a window; refuses files with one."""
     refuse_window(keys)
     return decoder_settings(keys)
 

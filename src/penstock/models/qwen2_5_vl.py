@@ -1,6 +1,6 @@
 """Qwen2.5-VL: `model_type` "qwen2_5_vl" (Qwen Team 2025).
 
-The text part alone, which is that of `qwen2_vl`; so are its GGUF files.
+The text part only, which is the same as in `qwen2_vl`; so are its GGUF files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Qwen2-MoE and Qwen1.5-MoE: `model_type` "qwen2_moe" (Yang et al. 2024, section 2.2.2).
 
-Qwen2's attention, and in place of most MLPs a mixture of experts, beside which a shared expert computes for every token
-behind a gate of its own. With `use_sliding_window` every other layer below `max_window_layers` has the window, from the
-first one on.
+Qwen2's attention, and in place of most MLPs a mixture of experts with a gated shared expert, which computes every
+token. With `use_sliding_window`, every other layer below `max_window_layers` has the window, starting with the first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["GGUF", "SHARED_EXPERT_GATE", "SHARED_EXPERT_TENSORS", "SharedExpert"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
-    """`routed(x)`, and what one more expert makes of every token, times the sigmoid of `gate(x)`.
+    """`routed(x) + sigmoid(gate(x)) * shared(x)`.
 
     Attributes:
         gate: `[1, H]`.
@@ -73,14 +72,14 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def bind_shared_expert(parts: DecoderParts, name: str, router: RouterSpec, inner: int, shared: int) -> SharedExpert:
-    """Take the router and experts below `name`, and the expert that they share.
+    """Take the router, the experts and the shared expert under `name`.
 
     Args:
-        parts: of the model.
+        parts: the model's parts.
         name: prefix of the tensors.
         router: how experts are chosen.
-        inner: width of one expert's inside.
-        shared: of the shared expert's.
+        inner: hidden width of one expert.
+        shared: hidden width of the shared expert.
     """
     weights, hidden = parts.weights, parts.config.shape.hidden_size
     return SharedExpert(
@@ -99,7 +98,7 @@ def _read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def _settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files have experts in every layer, and weights that are not normalised; sizes left out are llama.cpp's."""
+    """Files have experts in every layer, without normalised weights; missing sizes get llama.cpp's defaults."""
     settings, used = gguf_settings(keys), keys.size("expert_used_count")
     inner = settings["intermediate_size"]
     return settings | {
@@ -120,10 +119,10 @@ SHARED_EXPERT_TENSORS: Mapping[str, str] = {
     "blk.{layer}.ffn_up_shexp": f"{_MLP}.shared_expert.up_proj",
     "blk.{layer}.ffn_down_shexp": f"{_MLP}.shared_expert.down_proj",
 }
-"""The tensors of a shared expert behind a gate, as `GgufDialect.tensors` has them."""
+"""The tensors of a gated shared expert; see `GgufDialect.tensors`."""
 
 SHARED_EXPERT_GATE: Mapping[str, Arrangement] = {"blk.{layer}.ffn_gate_inp_shexp.weight": Arrangement.ROW}
-"""How its gate is stored, as `GgufDialect.arrangements` has it."""
+"""The arrangement of its gate; see `GgufDialect.arrangements`."""
 
 GGUF = GgufDialect(
     architecture="qwen2moe",

@@ -1,9 +1,9 @@
-"""Qwen2-VL: `model_type` "qwen2_vl", checkpoints that hold a vision model beside a Qwen2 (Wang et al. 2024).
+"""Qwen2-VL: `model_type` "qwen2_vl", checkpoints with a vision model and a Qwen2 (Wang et al. 2024).
 
-Text alone is computed: the vision model is left out by name. What is left is `qwen2`: the pairs of a head follow the
-axes of an image in sections, and the axes are one and the same position in text. Published configs and tensors lie
-flat, those of the text model under the names that it has alone. GGUF files of the architecture "qwen2vl" hold the text
-model of a Qwen2-VL or a Qwen2.5-VL.
+Only text is computed: the vision model is left out by name. What remains is `qwen2`: rotary pairs are assigned to the
+axes of an image in sections, and for text all axes have the same position. Published configs are flat, and the text
+model's tensors have their text-only names. GGUF files of the architecture "qwen2vl" hold the text model of a Qwen2-VL
+or a Qwen2.5-VL.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def load_text(reader: ConfigReader, weights: WeightLoader, model_type: str) -> Program:
-    """Build the text model, whose section of the config is of this type."""
+    """Build the text model; its config section must have this `model_type` if it sets one."""
     text = without_image_axes(text_config(reader, model_type, flat=True)).with_defaults(_DEFAULTS)
     shape = read_shape(text)
-    if shape.head_dim * shape.num_heads != shape.hidden_size:  # transformers reads no width of heads here
+    if shape.head_dim * shape.num_heads != shape.hidden_size:  # transformers does not read `head_dim` here
         raise text.error("head_dim", f"{shape.head_dim} times {shape.num_heads} heads is not {shape.hidden_size}")
     return qwen2.load(text, text_weights(weights, VISION))
 

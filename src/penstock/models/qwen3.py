@@ -1,7 +1,7 @@
 """Qwen3: `model_type` "qwen3".
 
-The shared decoder, with queries and keys normed per head before they are rotated, and heads that are 128 wide whatever
-the hidden size.
+The shared decoder, with queries and keys normed per head before they are rotated, and 128-wide heads whatever the
+hidden size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Qwen 3.5 and 3.6: `model_type` "qwen3_5", checkpoints that hold a vision model beside `qwen3_5_text`.
+"""Qwen 3.5 and 3.6: `model_type` "qwen3_5", checkpoints with a vision model and a `qwen3_5_text`.
 
-Text alone is computed: the vision model is left out by name. GGUF files hold the text model alone.
+Only text is computed: the vision model is left out by name. GGUF files hold only the text model.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def hybrid_settings(keys: GgufKeys, *, tiled: bool = True, inner_size: int = 0) -> dict[str, Any]:
-    """Settings of a file of delta nets.
+    """The settings of a GGUF file with delta nets.
 
     Args:
-        keys: of the file.
-        tiled: value heads lie by their index below a key head, then by key head; else the other way round.
+        keys: the file's keys.
+        tiled: whether value head `h` uses key head `h % key_heads`; otherwise the value heads of a key head are
+            neighbours.
         inner_size: see `decoder_settings`.
     """
     settings = decoder_settings(keys, partial_rotary=True, inner_size=inner_size)
     blocks, predicting = settings["num_hidden_layers"], _gguf_predicting(keys)
     if keys.has("rope.dimension_sections"):
-        keys.get("rope.dimension_sections")  # which positions of an image turn which pairs: one and the same of text
+        keys.get("rope.dimension_sections")  # assigns pairs to the axes of an image; no effect for text
     value_heads, inner = keys.size("ssm.time_step_rank"), keys.size("ssm.inner_size")
     if predicting >= blocks:
         raise keys.fail("nextn_predict_layers", f"{predicting} of {blocks} blocks leave none to compute")
@@ -66,12 +67,12 @@ def hybrid_settings(keys: GgufKeys, *, tiled: bool = True, inner_size: int = 0) 
 
 
 def _gguf_predicting(keys: GgufKeys) -> int:
-    """How many of the file's last blocks predict further tokens; they are not computed."""
+    """Number of the file's last blocks, which predict further tokens and are not computed."""
     return keys.sizes("nextn_predict_layers", 1)[0] if keys.has("nextn_predict_layers") else 0
 
 
 def _gguf_layer_types(keys: GgufKeys, blocks: int) -> list[str]:
-    """As the file lists them, or by their interval; every fourth attends where it says neither (`qwen35.cpp`)."""
+    """Layer types as the file lists them, or by its interval; by default every fourth attends (`qwen35.cpp`)."""
     interval = keys.size("full_attention_interval", 4)
     recurrent = [(layer + 1) % interval != 0 for layer in range(blocks)]
     if keys.has("attention.recurrent_layers"):
@@ -83,7 +84,7 @@ def _gguf_layer_types(keys: GgufKeys, blocks: int) -> list[str]:
 
 
 def file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
-    """The keys of a file of delta nets; see `GgufWriting.settings`."""
+    """The keys of a GGUF file with delta nets; see `GgufWriting.settings`."""
     layers = config["num_hidden_layers"]
     types = config.get("layer_types")
     interval = config.get("full_attention_interval", 4)
@@ -106,11 +107,11 @@ def file_settings(config: Mapping[str, Any], _: TensorSource) -> dict[str, Any]:
 
 
 TILED = {"linear_value_heads_tiled": True}
-"""How value heads lie after `tiled_conversions`, as a config would say it."""
+"""The config entry for the order of value heads after `tiled_conversions`."""
 
 
 def tiled_conversions(config: Mapping[str, Any]) -> list[Conversion]:
-    """Value heads, which lie by key head, go to where files have them: by their index below a key head first."""
+    """Reorder value heads from grouped by key head to tiled, as files have them; see `hybrid_settings`."""
     key_heads, value_heads = config.get("linear_num_key_heads", 16), config.get("linear_num_value_heads", 32)
     keys, width = 2 * key_heads * config.get("linear_key_head_dim", 128), config.get("linear_value_head_dim", 128)
     heads = torch.arange(value_heads).view(key_heads, -1).T.flatten()
@@ -162,4 +163,4 @@ GGUF = GgufDialect(
     },
     writing=GgufWriting(file_settings, tiled_conversions, order=TILED),
 )
-"""Norms have one added, and value heads lie by their index below a key head, then by key head, throughout a layer."""
+"""Files store norm weights plus 1, and value heads in tiled order throughout a layer."""

@@ -1,6 +1,6 @@
-"""Qwen 3.5 and 3.6 with experts: `model_type` "qwen3_5_moe", a vision model beside `qwen3_5_moe_text`.
+"""Qwen 3.5 and 3.6 with experts: `model_type` "qwen3_5_moe", a vision model and a `qwen3_5_moe_text`.
 
-Text alone is computed: the vision model is left out by name. GGUF files hold the text model alone.
+Only text is computed: the vision model is left out by name. GGUF files hold only the text model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def moe_settings(keys: GgufKeys, *, tiled: bool = True) -> dict[str, Any]:
-    """Settings of such a file; for `tiled` see `hybrid_settings`. Experts are in every layer, weights normalised."""
+    """The settings of such a GGUF file, with experts in every layer; for `tiled` see `hybrid_settings`."""
     used = keys.size("expert_used_count")
     dense = keys.size("feed_forward_length", 1)
     inner = keys.size("expert_feed_forward_length", max(dense // used, 1))
@@ -47,10 +47,10 @@ MOE_TENSORS = {name: theirs for name, theirs in DENSE.tensors.items() if not nam
     for name, theirs in (EXPERT_TENSORS | SHARED_EXPERT_TENSORS).items()
     if name.startswith("blk.{layer}.ffn_") and not name.endswith("norm")
 }
-"""The tensors of `qwen3_5_text` with experts in place of MLPs, as `GgufDialect.tensors` has them."""
+"""The tensors of `qwen3_5_text` with experts in place of MLPs; see `GgufDialect.tensors`."""
 
 MOE_ARRANGEMENTS = DENSE.arrangements | SHARED_EXPERT_GATE
-"""How they lie, as `GgufDialect.arrangements` has it."""
+"""Their arrangements; see `GgufDialect.arrangements`."""
 
 GGUF = GgufDialect(
     architecture="qwen35moe",

@@ -1,7 +1,7 @@
 """Qwen 3.5's and 3.6's text models with experts: `model_type` "qwen3_5_moe_text" (Qwen Team 2026).
 
-The layers of `qwen3_5_text`, each with a mixture of experts in place of its MLP: a softmax over all, the highest few
-normalised, and beside them an expert that all tokens share, behind a gate of its own (`qwen2_moe`).
+The layers of `qwen3_5_text`, each with a mixture of experts in place of its MLP: a softmax over all, top-k with
+normalised weights, and a gated shared expert (`qwen2_moe`).
 """
 
 from __future__ import annotations

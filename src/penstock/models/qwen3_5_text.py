@@ -1,10 +1,10 @@
 """Qwen 3.5's and 3.6's dense text models: `model_type` "qwen3_5_text" (Qwen Team 2026).
 
-Three layers of four mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
-fourth by attention whose output is gated too. Norms are stored as what their weights differ from 1 by, but for the one
-behind the delta rule. A quarter of each head is rotated; the sections that images need (`mrope_section`) change nothing
-for text. The head that predicts a second token (`mtp`) is left out. Models with experts (`qwen3_5_moe_text`,
-`qwen3_next`) have the same layers but for the MLP: `build`.
+Three of four layers mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
+fourth by attention with a gated output. Norm weights are stored minus 1, except for the norm after the delta rule. A
+quarter of each head is rotated; `mrope_section`, for images, has no effect for text. The head that predicts a second
+token (`mtp`) is left out. Models with experts (`qwen3_5_moe_text`, `qwen3_next`) have the same layers except for the
+MLP, and use `build`.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class GatedDeltaNet:
 
     Attributes:
         inputs: `[q | k | v | z]` of a token.
-        a: what the decay is made of, a number for each value head.
-        b: how much of the delta is written, the same.
+        a: projects to the input of the decay, one number per value head.
+        b: projects to how much of the delta is written, one number per value head.
     """
 
     inputs: Projection
@@ -113,7 +113,7 @@ class GatedDeltaNet:
 
 
 BindMlp = Callable[[DecoderParts, int, str], Block]
-"""Binds what follows the attention or delta net of a layer: from the model's parts, the layer's index, and a prefix."""
+"""Binds the MLP of a layer, from the model's parts, the layer's index, and the name prefix."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -125,9 +125,9 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     """Build a model of gated delta nets and gated attention.
 
     Args:
-        reader: the config; what `bind_mlp` needs of it has been read.
+        reader: the config; the keys that `bind_mlp` needs have already been read.
         weights: the checkpoint.
-        bind_mlp: see there.
+        bind_mlp: see `BindMlp`.
         inner_size: see `read_decoder`.
     """
     reader.expect("hidden_act", ["silu"], "silu")
@@ -138,7 +138,7 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True, inner_size=inner_size)
     parts, shape = DecoderParts(config, weights), config.shape
     weights.leave_out("mtp.")
-    for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # of GGUF files alone
+    for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # set for GGUF files only
         weights.leave_out(f"model.layers.{layers + extra}.")
 
     def attention(name: str, layer: int) -> GatedAttention:
@@ -171,7 +171,7 @@ def _bind_delta_net(
     if weights.has(f"{name}.in_proj_qkvz.weight"):
         _split_inputs(weights, f"{name}.in_proj_qkvz", ("in_proj_qkv", "in_proj_z"), _joined_rows(sizes), hidden)
     if weights.has(f"{name}.in_proj_ba.weight"):
-        rows = torch.arange(2 * sizes.value_heads).view(sizes.key_heads, 2, -1)  # [key heads][b | a][values of each]
+        rows = torch.arange(2 * sizes.value_heads).view(sizes.key_heads, 2, -1)  # [key heads, b | a, value heads each]
         parted = rows[:, 0].flatten(), rows[:, 1].flatten()
         _split_inputs(weights, f"{name}.in_proj_ba", ("in_proj_b", "in_proj_a"), parted, hidden)
     parts = {f"{name}.in_proj_qkv": sizes.convolved, f"{name}.in_proj_z": sizes.values}
@@ -184,7 +184,7 @@ def _bind_delta_net(
 
 
 def _joined_rows(sizes: MixerSizes) -> tuple[Tensor, Tensor]:
-    """Where `[q | k | v]`, and where z, of all heads lie in a projection with `[q | k | v | z]` of each key head."""
+    """Rows of `[q | k | v]` and of z, for all heads, in a projection with `[q | k | v | z]` per key head."""
     values = sizes.values // sizes.key_heads
     widths = (sizes.key_dim, sizes.key_dim, values, values)
     q, k, v, z = torch.arange(sum(widths) * sizes.key_heads).view(sizes.key_heads, -1).split(widths, dim=1)
@@ -194,7 +194,7 @@ def _joined_rows(sizes: MixerSizes) -> tuple[Tensor, Tensor]:
 def _split_inputs(
     weights: WeightLoader, joined: str, parts: tuple[str, str], rows: tuple[Tensor, Tensor], hidden: int
 ) -> None:
-    """Know two halves of the projection `joined` by names of their own beside it."""
+    """Split the projection `joined` into two parts with their own names."""
     beside = joined.rpartition(".")[0]
     split = {f"{beside}.{part}.weight": (its, (len(its), hidden)) for part, its in zip(parts, rows, strict=True)}
     weights.split_rows(f"{joined}.weight", (sum(len(its) for its in rows), hidden), split)
@@ -211,12 +211,12 @@ def _read_sizes(reader: ConfigReader) -> MixerSizes:
         key_dim=reader.integer("linear_key_head_dim", 1, _MAX_HEAD_DIM, default=128),
         value_dim=reader.integer("linear_value_head_dim", 1, _MAX_HEAD_DIM, default=128),
         taps=reader.integer("linear_conv_kernel_dim", 2, _MAX_TAPS, default=4),
-        tiled=reader.boolean("linear_value_heads_tiled", default=False),  # of GGUF files alone
+        tiled=reader.boolean("linear_value_heads_tiled", default=False),  # set for GGUF files only
     )
 
 
 def _read_attending(reader: ConfigReader, layers: int) -> list[int]:
-    """Indices of the layers that attend: as `layer_types` says, or every fourth; at least one."""
+    """Indices of the attention layers: by `layer_types`, or every fourth by default; at least one."""
     types = reader.choices("layer_types", [_ATTENTION, _DELTA], layers)
     interval = _INTERVAL if types else reader.integer(_EVERY, 1, MAX_WIDTH, default=_INTERVAL)
     attends = [each == _ATTENTION for each in types] or [(layer + 1) % interval == 0 for layer in range(layers)]

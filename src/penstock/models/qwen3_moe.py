@@ -1,8 +1,8 @@
 """Qwen3-MoE: `model_type` "qwen3_moe" (Qwen3-30B-A3B, Qwen3-235B-A22B).
 
-Qwen3's attention, and in place of most MLPs a mixture of experts: a softmax over all of them, of which the highest few
-compute. A layer keeps a dense MLP where `mlp_only_layers` says so or `decoder_sparse_step` skips it. With
-`use_sliding_window` every layer has the window.
+Qwen3's attention, and in place of most MLPs a mixture of experts: a softmax over all of them, then top-k. A layer keeps
+a dense MLP if `mlp_only_layers` lists it or `decoder_sparse_step` skips it. With `use_sliding_window` every layer has
+the window.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def bind_mixture(weights: WeightLoader, name: str, router: RouterSpec, hidden: i
     """Take the router `name.gate` and the experts under `name.experts`.
 
     Args:
-        weights: where the tensors come from.
+        weights: the checkpoint.
         name: prefix of the tensors.
         router: how experts are chosen.
         hidden: width of the stream.
-        inner: width of one expert's inside.
+        inner: hidden width of one expert.
     """
     gate = Projection(weights.take_router(f"{name}.gate.weight", (router.experts, hidden)))
     stack = bind_experts(weights, f"{name}.experts", experts=router.experts, hidden=hidden, intermediate=inner)
@@ -151,7 +151,7 @@ EXPERT_TENSORS: Mapping[str, str] = {
     "blk.{layer}.ffn_up_exps": f"{_MLP}.experts.up_proj",
     "blk.{layer}.ffn_down_exps": f"{_MLP}.experts.down_proj",
 }
-"""The tensors of a Llama with experts in place of every MLP, as `GgufDialect.tensors` has them."""
+"""The tensors of a Llama with experts in place of every MLP; see `GgufDialect.tensors`."""
 
 FUSED_EXPERTS = (
     Conversion(
@@ -164,7 +164,7 @@ FUSED_EXPERTS = (
     ),
     Conversion(f"{_MLP}.experts.down_proj", {f"{_MLP}.experts.down_proj.weight": lambda each: each}, sliced=True),
 )
-"""Of newer checkpoints, whose experts share tensors, gates above ups."""
+"""Conversions for newer checkpoints, which stack all experts in one tensor, with gate rows before up rows."""
 
 GGUF = GgufDialect(
     architecture="qwen3moe",

@@ -1,8 +1,8 @@
 """Qwen3-Next: `model_type` "qwen3_next" (Qwen Team 2025).
 
-The layers of `qwen3_5_text` with the experts of `qwen2_moe`, but that a layer keeps a dense MLP where `mlp_only_layers`
-says so or `decoder_sparse_step` skips it. Checkpoints join what delta nets are projected to: of each key head its
-query, key, values and gates, and of its value heads how much is written and the decay.
+The layers of `qwen3_5_text` with the experts of `qwen2_moe`, except that a layer keeps a dense MLP if `mlp_only_layers`
+lists it or `decoder_sparse_step` skips it. Checkpoints fuse the input projections of delta nets per key head: query,
+key, values and gates in one tensor, and the write strengths and decays of its value heads in another.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MIXER = "model.layers.{layer}.linear_attn"
 
 
 def _conversions(config: Mapping[str, Any]) -> list[Conversion]:
-    """Queries, keys and values of all heads go before what gates them."""
+    """Split the fused input projection into queries, keys and values of all heads, and gates."""
     heads, width = config.get("linear_num_key_heads", 16), config.get("linear_key_head_dim", 128)
     values = config.get("linear_num_value_heads", 32) // heads * config.get("linear_value_head_dim", 128)
     widths = (width, width, values, values)
@@ -82,4 +82,4 @@ GGUF = GgufDialect(
     whole=DENSE.whole,
     writing=GgufWriting(file_settings, _conversions),
 )
-"""Newer files have queries, keys and values apart from gates; value heads lie as Hugging Face has them."""
+"""Newer files store queries, keys and values separately from gates; value heads are in Hugging Face's order."""

@@ -1,8 +1,8 @@
-"""Qwen3-VL: `model_type` "qwen3_vl", checkpoints that hold a vision model beside a Qwen3 (Qwen Team 2025).
+"""Qwen3-VL: `model_type` "qwen3_vl", checkpoints with a vision model and a Qwen3 (Qwen Team 2025).
 
-Text alone is computed: the vision model is left out by name, with what it adds to the first layers at the places of an
-image ("deepstack"). What is left is `qwen3`: its pairs of a head take turns to follow the axes of an image, which are
-one and the same position where there is none. GGUF files of the architecture "qwen3vl" hold the text model alone.
+Only text is computed: the vision model is left out by name, and with it the image features that it adds to the first
+layers ("deepstack"). What remains is `qwen3`: rotary pairs are assigned to the axes of an image in turn, and for text
+all axes have the same position. GGUF files of the architecture "qwen3vl" hold only the text model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.weights.gguf_keys import GgufKeys
 __all__ = ["GGUF", "VISION", "accept_image_keys", "axes_of_images", "load", "read_text"]
 
 VISION = ("visual.",)
-"""The parts that are left out."""
+"""Name prefixes of the parts that are left out."""
 
 
 def load(reader: ConfigReader, weights: WeightLoader) -> Program:
@@ -34,25 +34,25 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def read_text(reader: ConfigReader, model_type: str) -> ConfigReader:
-    """The text model's config, in the terms of a Qwen3's, with the defaults that a Qwen3-VL has of its own."""
+    """The text model's config, as a Qwen3's, with Qwen3-VL's own defaults."""
     text = without_image_axes(text_config(reader, model_type, flat=True))
     text.expect("use_sliding_window", [False], False)  # transformers does not read it here
     return text.with_defaults({"rope_theta": 500000.0})
 
 
 def accept_image_keys(keys: GgufKeys) -> None:
-    """Accept what a file says of images: which pairs follow which axis, and how many layers are added to."""
+    """Accept a file's keys for images: the pairs of each axis, and the number of deepstack layers."""
     for key in ("rope.dimension_sections", "n_deepstack_layers"):
         if keys.has(key):
             keys.get(key)
 
 
 def axes_of_images(config: Mapping[str, Any], default: Sequence[int]) -> dict[str, Any]:
-    """The key of a file that llama.cpp wants: how many pairs follow each axis, of which text has no fourth.
+    """The key of a GGUF file that llama.cpp requires: the number of pairs for each axis, with 0 for the unused fourth.
 
     Args:
-        config: the text model's.
-        default: of the family.
+        config: the text model's config.
+        default: the family's default for `mrope_section`.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return {"rope.dimension_sections": [*rope.get("mrope_section", default), 0]}

@@ -1,7 +1,7 @@
 """Qwen3-VL with experts: `model_type` "qwen3_vl_moe" (Qwen3-VL-30B-A3B, Qwen3-VL-235B-A22B).
 
-The text part alone, as in `qwen3_vl`: a `qwen3_moe` whose chosen experts' weights always add up to 1, and whose files
-mostly have experts inputs first. GGUF files of the architecture "qwen3vlmoe" hold the text model alone.
+The text part only, as in `qwen3_vl`: a `qwen3_moe` whose expert weights are always normalised, and whose files mostly
+store experts inputs first. GGUF files of the architecture "qwen3vlmoe" hold only the text model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _conversions(config: Mapping[str, Any]) -> Sequence[Conversion]:
-    """Experts that share tensors are taken apart, as those of `qwen3_moe`, once each has its outputs first."""
+    """Split fused experts as for `qwen3_moe`, after transposing those that are stored inputs first."""
     hidden, inner = config["hidden_size"], config.get("moe_intermediate_size", _INNER)
     if hidden in (inner, 2 * inner):
         raise ModelFileError("", "moe_intermediate_size", f"{inner} beside a hidden size of {hidden} is not written")
@@ -56,7 +56,7 @@ def _conversions(config: Mapping[str, Any]) -> Sequence[Conversion]:
 
 
 def _of_outputs(outputs: int, make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`make` of an expert's matrix with so many outputs, turned if it has them last."""
+    """`make` for an expert's matrix, transposed first if its first dimension is not `outputs`."""
     return lambda each: make(each if len(each) == outputs else each.T)
 
 

@@ -1,6 +1,6 @@
 """Recurrent layers of Granite 4 and Qwen 3.5, from the convolution on: sizes, tensors and operations.
 
-Decides nothing of what goes into them: each family projects to columns of its own order.
+Does not decide how inputs are projected: each family has its own order of columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["MixerInputs", "MixerSizes", "RecurrentMixer", "bind_mixer"]
 
 @dataclass(frozen=True, slots=True)
 class MixerSizes:
-    """Of a recurrent layer; see `RecurrenceRule`."""
+    """The sizes of a recurrent layer; see `RecurrenceRule`. `taps` is the length of the convolution."""
 
     key_heads: int
     value_heads: int
@@ -45,12 +45,12 @@ class MixerSizes:
 
     @property
     def convolved(self) -> int:
-        """Width of all that is convolved: queries, keys and values."""
+        """Width of the convolution: queries, keys and values."""
         return 2 * self.keys + self.values
 
     @property
     def states(self) -> tuple[StateSpec, StateSpec]:
-        """Of the convolution and of the recurrence."""
+        """The states of the convolution and of the recurrence."""
         recurrence = StateSpec((self.value_heads, self.key_dim, self.value_dim))
         return StateSpec((self.taps - 1, self.convolved)), recurrence
 
@@ -61,11 +61,11 @@ class MixerInputs(NamedTuple):
     Attributes:
         convolved: queries, keys and values, in the family's order.
         q: first column of the queries within `convolved`.
-        k: of the keys.
-        v: of the values.
+        k: first column of the keys.
+        v: first column of the values.
         gate: as wide as values.
         a: see `Recurrence`.
-        b: the same.
+        b: see `Recurrence`.
     """
 
     convolved: Register
@@ -79,13 +79,13 @@ class MixerInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentMixer:
-    """A convolution with SiLU, a recurrence over what comes out of it, a norm with a gate, and a projection.
+    """A convolution with SiLU, a recurrence over its output, a gated norm, and a projection.
 
     Attributes:
-        taps: `[L, queries, keys and values]` float32.
-        bias: as wide, float32; or None.
+        taps: `[L, width of queries, keys and values]` float32.
+        bias: `[width of queries, keys and values]` float32; or None.
         norm: `[group]` or as wide as values, float32.
-        group: columns that are normed together.
+        group: number of columns normed together.
         gate_first: see `GatedNorm`.
         states: indices into `Program.states`: the convolution's, and the recurrence's.
     """
@@ -130,9 +130,10 @@ def bind_mixer(
     conv_bias: bool = False,
     output_bias: bool = False,
 ) -> RecurrentMixer:
-    """Take the tensors below `name` of recurrent layer number `number`, but for what projects to its inputs.
+    """Take the tensors under `name` of recurrent layer number `number`, except its input projections.
 
-    A scan has a skip, and norms whole groups of heads behind the gate; the delta rule norms each head before it.
+    A scan has a skip connection, and norms whole groups of heads after the gate; the delta rule norms each head before
+    the gate.
     """
     scan, heads = kind is RecurrenceKind.SCAN, sizes.value_heads
 

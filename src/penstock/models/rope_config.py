@@ -1,7 +1,7 @@
-"""Reads the rotary embedding of a model's configuration, in the old spelling and in the new.
+"""Reads the rotary embedding of a model's configuration, in the old and the new spelling.
 
-Decides which keys each rope type has, what transformers derives where one is not set, and which of two sets of factors
-holds. Two spellings that disagree are refused, and so are keys that nobody here reads.
+Decides which keys each rope type has, the defaults that transformers derives for them, and which of two sets of factors
+applies. Refuses contradictory spellings, and keys that are not read here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROPE_KEYS: dict[str, set[str]] = {
     "proportional": {"factor"},
     "factors": {"factors"},
 }
-"""What describes each rope type, beside its name and `rope_theta`. `factors` is Penstock's own, for GGUF files."""
+"""The keys of each rope type, besides its name and `rope_theta`. `factors` is Penstock's own type, for GGUF files."""
 
 _OLDER_ROPE_TYPES = {"su": "longrope"}
 
@@ -49,12 +49,12 @@ _SMALLEST_FACTOR, _LARGEST_FACTOR = 1e-6, 1e6
 
 
 class _Context(NamedTuple):
-    """Lengths of sequences that a rotary embedding may depend on.
+    """The sequence lengths that a rotary embedding may depend on.
 
     Attributes:
-        made_for: the longest that the model was made for.
-        original: of the pretraining; None where the config does not say.
-        served: the longest that will be served.
+        made_for: the longest sequence that the model was made for.
+        original: sequence length of the pretraining; None if the config does not say.
+        served: the longest sequence that will be served.
     """
 
     made_for: int
@@ -71,7 +71,7 @@ def read_rope(
         reader: the whole configuration.
         head_dim: width of a head.
         max_positions: the longest sequence that the model was made for.
-        partial: the family honours a `partial_rotary_factor` below 1.
+        partial: whether the family supports a `partial_rotary_factor` below 1.
         theta: the family's default for `rope_theta`.
     """
     plain = Rope(_theta(reader, theta), share=_rotary_share(reader, head_dim, 1.0, partial=partial))
@@ -80,11 +80,11 @@ def read_rope(
 
 
 def without_image_axes(reader: ConfigReader) -> ConfigReader:
-    """The config of a model that also sees images, less what says which pairs turn by which axis of an image (M-RoPE).
+    """The config of a vision-language model without the keys that assign pairs to the axes of an image (M-RoPE).
 
-    A token of text has one and the same position on every axis (Wang et al. 2024, Qwen2-VL, section 2.1), so which pair
-    belongs to which axis changes nothing for text. Older configs call such an embedding by a type of its own, `mrope`,
-    and mean the default one.
+    A text token has the same position on every axis (Wang et al. 2024, Qwen2-VL, section 2.1), so the assignment has no
+    effect for text. Older configs use a separate type for such an embedding, `mrope`, which is otherwise the default
+    type.
     """
     for key in ("rope_parameters", "rope_scaling"):
         section = reader.section(key)
@@ -106,8 +106,8 @@ def read_layer_rope(
 ) -> Rope:
     """The rotary embedding of the layers of one type, where types differ (Gemma).
 
-    The new spelling has an object for each type in `rope_parameters`; the old one a base for each, and a
-    `rope_scaling` that holds for one type.
+    The new spelling has an object for each type in `rope_parameters`; the old one has a base for each type, and a
+    `rope_scaling` that applies to one of them.
 
     Args:
         reader: the whole configuration.
@@ -115,9 +115,9 @@ def read_layer_rope(
         head_dim: width of a head.
         max_positions: the longest sequence that the model was made for.
         theta: the family's default for the base.
-        theta_key: what the old spelling calls it.
-        scaled: the old spelling's `rope_scaling` is for these layers.
-        partial: the family honours a `partial_rotary_factor` below 1.
+        theta_key: the old spelling's key for the base.
+        scaled: whether the old spelling's `rope_scaling` applies to these layers.
+        partial: whether the family supports a `partial_rotary_factor` below 1.
     """
     plain = Rope(reader.number(theta_key, 1.0, 1e12, default=theta))
     by_type = reader.section("rope_parameters")
@@ -144,7 +144,7 @@ def _rotary_share(reader: ConfigReader, head_dim: int, default: float, *, partia
 def _rope_of(
     reader: ConfigReader, sections: list[ConfigReader], plain: Rope, head_dim: int, max_positions: int, *, partial: bool
 ) -> Rope:
-    """What the sections that are there say, in agreement; `plain` without any."""
+    """The rope that all present sections agree on; `plain` if there are none."""
     ropes = [
         _rope_section(reader, section, plain, head_dim, max_positions, partial=partial)
         for section in sections
@@ -174,7 +174,7 @@ def _rope_section(
 
 
 def _proportional(section: ConfigReader, plain: Rope, head_dim: int) -> Rope:
-    """Frequencies are those of a whole head; a part of its pairs turns, the others by an angle of 0."""
+    """A rope with the frequencies of a whole head, in which only part of the pairs rotate; the others have angle 0."""
     _refuse_unknown(section, "proportional")
     share = section.number(_PARTIAL, 0.0, 1.0, default=plain.share)
     factor = section.number("factor", 1.0, _LARGEST_FACTOR, default=1.0)
@@ -182,7 +182,7 @@ def _proportional(section: ConfigReader, plain: Rope, head_dim: int) -> Rope:
 
 
 def _original_positions(reader: ConfigReader, section: ConfigReader) -> int | None:
-    """Length of the pretraining's sequences, which may stand in `section`, beside it, or in both."""
+    """Sequence length of the pretraining, which may be in `section`, beside it, or in both."""
     readers = reader, section
     found = [each.integer(_ORIGINAL_POSITIONS, 1, 1 << 30) for each in readers if each.is_set(_ORIGINAL_POSITIONS)]
     if len(set(found)) == 2:
@@ -191,7 +191,7 @@ def _original_positions(reader: ConfigReader, section: ConfigReader) -> int | No
 
 
 def _rope_type(reader: ConfigReader) -> str:
-    """The rope type; `type` is its older name, and some files carry both."""
+    """The rope type; `type` is the older key, and some files have both."""
     if reader.is_set("type") and reader.is_set("rope_type"):
         older, newer = reader.value("type"), reader.value("rope_type")
         if older != newer:
@@ -223,17 +223,17 @@ def _scaling(reader: ConfigReader, kind: str, rope: Rope, pairs: int, context: _
 
 
 def _longrope(reader: ConfigReader, pairs: int, context: _Context) -> FrequencyFactors:
-    """The factors for long sequences if any that is served may be longer than those of the pretraining.
+    """The long factors if served sequences may be longer than the pretraining's, otherwise the short ones.
 
-    Transformers chooses anew whenever a sequence outgrows that length, which changes the keys before it; here one
-    choice holds for all sequences, so that an answer does not depend on what else is computed.
+    Transformers switches when a sequence outgrows that length, which invalidates earlier keys; here one choice applies
+    to all sequences, so that an answer does not depend on what else is computed.
     """
     short, long = _factors(reader, "short_factor", pairs), _factors(reader, "long_factor", pairs)
     return FrequencyFactors(long if context.served > _pretrained(reader, context) else short)
 
 
 def _attention_factor(reader: ConfigReader, context: _Context) -> float:
-    """LongRoPE's, which grows with how far the context was extended (`modeling_rope_utils` of transformers)."""
+    """LongRoPE's attention factor, which grows with the context extension (transformers' `modeling_rope_utils`)."""
     original = _pretrained(reader, context)
     extended = context.made_for / original
     scale = reader.number("factor", 1.0, _LARGEST_FACTOR) if reader.is_set("factor") else extended
@@ -267,11 +267,11 @@ def _yarn_factor(reader: ConfigReader, context: _Context) -> float:
 
 
 def _yarn_original(context: _Context) -> int:
-    return context.original or context.made_for  # as transformers fills it in
+    return context.original or context.made_for  # the same default as in transformers
 
 
 def _yarn_amplitude(reader: ConfigReader, context: _Context) -> float:
-    """YaRN's, as `modeling_rope_utils` of transformers derives it where the config does not give it."""
+    """YaRN's attention factor, by default as transformers' `modeling_rope_utils` derives it."""
     if reader.is_set("attention_factor"):
         return reader.number("attention_factor", _SMALLEST_FACTOR, _LARGEST_FACTOR)
     factor = _yarn_factor(reader, context)

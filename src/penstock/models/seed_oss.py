@@ -1,7 +1,7 @@
 """Seed-OSS: `model_type` "seed_oss" (ByteDance Seed Team 2025).
 
-The shared decoder with biases on queries, keys and values, heads that are 128 wide whatever the hidden size, and a key
-of its own for a bias behind attention.
+The shared decoder with biases on queries, keys and values, 128-wide heads whatever the hidden size, and a separate key
+for the bias of the output projection.
 """
 
 from __future__ import annotations
@@ -52,4 +52,4 @@ GGUF = GgufDialect(
     },
     metadata=_gguf_settings,
 )
-"""The norm before the MLP is called after what it stands behind."""
+"""Files name the norm before the MLP `post_attention_norm`, as in Hugging Face's checkpoints."""

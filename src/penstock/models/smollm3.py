@@ -1,7 +1,7 @@
 """SmolLM3: `model_type` "smollm3" (Bakouch et al. 2025).
 
 The shared decoder, except that every fourth layer does not rotate its queries and keys (NoPE, Yang et al. 2025); the
-config may list other layers. With `use_sliding_window`, the layers that are not rotated have a window.
+config may list other layers. With `use_sliding_window`, the layers without rotation have a window.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _read_rotated(reader: ConfigReader) -> tuple[bool, ...]:
-    """Whether each layer is rotated. The key's name says the opposite: in `no_rope_layers`, 1 is a rotated layer."""
+    """Whether each layer is rotated. Despite its name, `no_rope_layers` has a 1 for each rotated layer."""
     layers = reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     if not reader.is_set("no_rope_layers"):
         interval = reader.integer("no_rope_layer_interval", 1, MAX_WINDOW, default=_INTERVAL)
@@ -61,7 +61,7 @@ def _read_windows(reader: ConfigReader, rotated: tuple[bool, ...]) -> tuple[int 
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files do not say which layers are rotated; llama.cpp leaves out every fourth (`llama-model.cpp`)."""
+    """Files do not say which layers are rotated; llama.cpp skips every fourth (`llama-model.cpp`)."""
     return decoder_settings(keys) | {
         "no_rope_layer_interval": _INTERVAL,
         "attention_bias": keys.has_tensor("blk.0.attn_q.bias"),
@@ -76,4 +76,4 @@ GGUF = GgufDialect(
     metadata=_gguf_settings,
     arrangements=INTERLEAVED,
 )
-"""Converted as a Llama is: rows of queries and keys lie in pairs, in every layer."""
+"""Query and key rows are interleaved in every layer, as in a Llama's files."""

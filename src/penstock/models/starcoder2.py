@@ -1,7 +1,7 @@
 """StarCoder2: `model_type` "starcoder2" (Lozhkov et al. 2024).
 
-The shared decoder with layer norms, biases on every projection, an MLP without gate, and a window in every layer where
-the config sets one.
+The shared decoder with layer norms, biases on every projection, an MLP without gate, and a window in every layer if the
+config sets one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
     """Build the model; see `families.load`."""
     reader.expect("hidden_act", [_GELU], _GELU)
     bias = reader.boolean("use_bias", default=True)
-    # `layer_types` is not read: transformers gives all layers the window.
+    # ignore `layer_types`: transformers gives all layers the window
     window = reader.optional_integer("sliding_window", 1, MAX_WINDOW)
     windows = (window,) * reader.integer("num_hidden_layers", 1, MAX_LAYERS)
     config = read_decoder(reader, tied=True, eps=1e-5, eps_key=_EPS, norm=NormKind.LAYER, windows=windows)
@@ -48,7 +48,7 @@ def load(reader: ConfigReader, weights: WeightLoader) -> Program:
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:
-    """Files leave out the window, and llama.cpp computes without one; a file that names one is refused."""
+    """Files omit the window, and llama.cpp computes without one; a file that sets one is refused."""
     settings = decoder_settings(keys, layer_norm_key=_EPS)
     return settings | {"hidden_act": _GELU, "use_bias": keys.has_tensor("blk.0.attn_q.bias")}
 

@@ -1,6 +1,6 @@
-"""The text model in a checkpoint that sees or hears too: its config, its tensors, and what is left out.
+"""The text model in a multimodal checkpoint: its config, its tensors, and what is left out.
 
-Decides how such checkpoints name the two. Families say which parts they leave out.
+Decides where such checkpoints keep the text model's config and tensors. Families say which parts they leave out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["text_config", "text_weights"]
 
 
 def text_config(reader: ConfigReader, model_type: str, *, flat: bool = False) -> ConfigReader:
-    """The section `text_config`, which must be of this type where it says so.
+    """The section `text_config`; if it sets a `model_type`, that must be the given one.
 
-    `tie_word_embeddings` beside it holds where the section does not set one. With `flat`, a config without the section
-    is itself the text model's: older files of some families are written so, and what GGUF files say is.
+    `tie_word_embeddings` outside the section applies if that is set. With `flat`, a config without the section is
+    itself the text model's: older files of some families, and the configs of GGUF files, have this form.
     """
     if flat and not reader.is_set("text_config"):
         return reader
@@ -29,14 +29,14 @@ def text_config(reader: ConfigReader, model_type: str, *, flat: bool = False) ->
 
 
 def text_weights(weights: WeightLoader, left_out: Sequence[str]) -> PartLoader:
-    """The text model's tensors under the names that it has alone; all that begin with `left_out` are left out.
+    """The text model's tensors under their text-only names; tensors that begin with any of `left_out` are left out.
 
-    Files begin with `language_model.model.` or, as newer ones do, with `model.language_model.`; or the text model has
-    the names that it has alone, and the other parts lie beside it.
+    The prefix in checkpoints is `language_model.model.`, or `model.language_model.` in newer ones; or the text model's
+    tensors have their text-only names, with the other parts beside them.
     """
 
     def begins_with(prefix: str) -> bool:
-        """Whether a tensor that all text models have is there; one of two, so that the other's lack is told by name."""
+        """Whether a tensor that all text models have is there; tries two, so that a missing one is reported by name."""
         return any(weights.has(f"{prefix}.{name}.weight") for name in ("embed_tokens", "norm"))
 
     newer = begins_with("model.language_model")

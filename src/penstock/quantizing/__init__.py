@@ -1,4 +1,4 @@
-"""A model in another form: `penstock quantize`. One module for each format that can be written."""
+"""Converts a model to another form, for `penstock quantize`. One module for each format that can be written."""
 
 from __future__ import annotations
 

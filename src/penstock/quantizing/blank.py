@@ -1,4 +1,4 @@
-"""A model built from a checkpoint's names, shapes and settings alone: to compare two, or to see what uses a tensor."""
+"""A source for building a model without its numbers: to compare two models, or to see how each tensor is used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Blank"]
 
 
 class Blank(HeadersOnly):
-    """A checkpoint's names and shapes, for a dense binder with real memory; its numbers are whatever memory holds."""
+    """A checkpoint's names and shapes, for a dense binder with real memory; tensors are left uninitialised."""
 
     def stored_kind(self, name: str) -> str:  # noqa: ARG002
-        """None: a dense binder reads no blocks."""
+        """Always "": a dense binder reads no blocks."""
         return ""
 
     def read_into(self, name: str, out: Tensor) -> None:
-        """Leave the memory as it is."""
+        """Leave `out` uninitialised."""
 
     def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
-        """Leave the memory as it is."""
+        """Leave `out` uninitialised."""

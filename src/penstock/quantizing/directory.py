@@ -1,8 +1,8 @@
-"""A model as a directory in Hugging Face layout: its projections as integers of compressed-tensors, or plain numbers.
+"""Writes a model as a Hugging Face directory: its projections as compressed-tensors integers, or as plain numbers.
 
-Decides what goes into the directory: the tensors under their own names, `config.json` with what it says of types and
-quantisation made true, and every other small file of the model as it is, since tokenizer, template and pooling are
-there. Code that a repository carries is not copied.
+Decides what goes into the directory: the tensors under their own names, `config.json` with its dtype and quantisation
+entries updated, and every other small file unchanged, since tokenizer, template and pooling are there. A repository's
+code is not copied.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class DirectoryPlan:
     Attributes:
         source: the directory that other files are copied from.
         config: the new `config.json`.
-        tensors: of the one file of weights.
-        kinds: bytes of each kind of tensor, the most first.
-        remarks: what is otherwise than one may think, in words.
+        tensors: the tensors of the single weights file.
+        kinds: bytes by kind of tensor, largest first.
+        remarks: messages about what the operator may not expect.
     """
 
     source: Path
@@ -62,7 +62,7 @@ class DirectoryPlan:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Total size of all tensors."""
         return sum(self.kinds.values())
 
 
@@ -70,7 +70,7 @@ def plan_directory(files: ModelFiles, form: str) -> DirectoryPlan:
     """Decide what a directory in this form, one of `DIRECTORY_FORMS`, will hold.
 
     Raises:
-        ModelFileError: the model is not a directory, stores what has no place there, or has nothing to quantise.
+        ModelFileError: the model is not a directory, has MXFP4 experts, or has nothing to quantise.
     """
     if not files.path.is_dir():
         raise ModelFileError(str(files.path), "", "safetensors are written from directories; a file can become GGUF")
@@ -99,7 +99,7 @@ def plan_directory(files: ModelFiles, form: str) -> DirectoryPlan:
 
 
 def write_directory(plan: DirectoryPlan, target: Path, advance: Callable[[int], object]) -> None:
-    """Write the directory; raises ConfigError where that fails, and ModelFileError where a number cannot be kept."""
+    """Write the directory; raises ConfigError if that fails, and ModelFileError if a number cannot be represented."""
     check_room(target.parent, plan.bytes)
     with whole_directory(target) as partial:
         for file in _beside(plan.source):
@@ -125,7 +125,7 @@ def _quantised(source: TensorSource, name: str, form: IntegerForm) -> OutTensors
 
 
 def _plain(files: ModelFiles, name: str, form: str) -> OutTensors:
-    """A tensor as it is, or in the type that was asked for; whatever is no weight keeps its type."""
+    """A tensor unquantised, in the requested dtype if there is one; tensors that are not weights keep their type."""
     source = files.source
     assert isinstance(source, QuantisedSource | Mxfp4Source), "of every directory"
     stored = source.stored[name]
@@ -154,13 +154,13 @@ def _config(files: ModelFiles, form: str, plain: list[str], left_out: tuple[str,
 
 
 def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The config with this type of numbers, in its sections too."""
+    """The config with this dtype, in its sections too."""
     typed = {key: _typed(value, dtype) if key.endswith("_config") and value else value for key, value in config.items()}
     return typed | {key: dtype for key in ("dtype", "torch_dtype") if key in config}
 
 
 def _ignored(source: TensorSource, plain: list[str], left_out: tuple[str, ...]) -> list[str]:
-    """Modules that engines would else take for quantised; a tied head has no tensor, and is one."""
+    """Modules that engines would otherwise treat as quantised, including a tied head, which has no tensor."""
     parts = {f"re:.*{part.removeprefix('model.').strip('.')}.*" for part in left_out}
     modules = {
         name.removesuffix(".weight")
@@ -171,9 +171,9 @@ def _ignored(source: TensorSource, plain: list[str], left_out: tuple[str, ...]) 
 
 
 def _beside(source: Path) -> Iterator[Path]:
-    """Files of a model directory besides its weights and config, and those of its folders, from `source`.
+    """Files of a model directory and its folders, except weights and config, relative to `source`.
 
-    Weights of `Dense` modules are among them: they stay as they are.
+    Includes the weights of `Dense` modules, which are copied unchanged.
     """
     modules = read_modules(source)
     dense = () if modules is None else modules.dense

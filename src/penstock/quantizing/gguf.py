@@ -1,9 +1,9 @@
-"""A model as a GGUF file in another form.
+"""Writes a model as a GGUF file in another form.
 
-Decides what goes into the file. Of a GGUF file everything that it says of itself, and its tensors in other kinds; of a
-directory its settings and tokenizer in GGUF's keys, as far as they can be said there. That they are all said is no
-promise of this file: before any weight is written, the model is built from the file's own header, and compared with the
-one that the directory builds.
+Decides what goes into the file. From a GGUF file: all its metadata, and its tensors in other block kinds. From a
+directory: its settings and tokenizer in GGUF's keys, as far as GGUF can express them. This module does not guarantee
+that nothing is lost; instead, before any weight is written, the model is built from the new file's header and compared
+with the one that the directory builds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TWICE = "its weights are in {again} already, and the errors of both forms add up
 _NOT_SCALED = "its embeddings are not scaled to length 1 here, and will be from the file"
 _COPIED_BYTES = 1 << 20
 _PIECE_ELEMENTS = 1 << 17
-"""Encoded at once: what its dozen tensors take fits a second-level cache, nearly."""
+"""Elements encoded at once: the dozen temporary tensors of a piece nearly fit a second-level cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Plan:
     """A file that can be written.
 
     Attributes:
-        metadata: of the file.
-        tensors: in its order.
+        metadata: the file's metadata.
+        tensors: in file order.
         settings: names of tensors that are settings.
-        remarks: what is otherwise than one may think, in words.
-        program: the model that the file must build; None where the source is a file of the same settings.
+        remarks: messages about what the operator may not expect.
+        program: the model that the file must build; None if the source is a GGUF file, whose settings are copied.
     """
 
     metadata: dict[str, Any]
@@ -74,12 +74,12 @@ class Plan:
 
     @property
     def bytes(self) -> int:
-        """Of all tensors."""
+        """Total size of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Bytes of each kind, the most first."""
+        """Bytes by block kind, largest first."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors:
             sizes[tensor.kind.name] = sizes.get(tensor.kind.name, 0) + tensor.bytes
@@ -90,7 +90,7 @@ def plan_file(files: ModelFiles, form: str) -> Plan:
     """Decide what a file in this form, one of `FORMS`, will hold.
 
     Raises:
-        ModelFileError: the model's settings or tokenizer cannot be said in GGUF.
+        ModelFileError: GGUF cannot express the model's settings or tokenizer.
     """
     if isinstance(files.source, GgufSource):
         return _plan_from_gguf(files.source, form)
@@ -98,7 +98,7 @@ def plan_file(files: ModelFiles, form: str) -> Plan:
 
 
 def write_file(plan: Plan, target: Path, advance: Callable[[int], object]) -> None:
-    """Write the file; raises as `write_gguf`, and ModelFileError where the file would build another model."""
+    """Write the file; raises as `write_gguf`, and ModelFileError if the file would build a different model."""
 
     def check(partial: Path) -> None:
         written = open_model(partial, models.gguf_dialect)
@@ -170,7 +170,7 @@ def _raw_pieces(tensor: GgufTensor, step: int) -> Iterator[Tensor]:
 
 
 def _encoded(name: str, rows: Callable[[], Iterator[Tensor]], kind: str) -> Callable[[], Iterator[Tensor]]:
-    """The bytes of rows in this kind, piece by piece; as many pieces at a time as torch has threads."""
+    """Encode rows in this kind, piece by piece, with as many pieces at a time as torch has threads."""
     threads = torch.get_num_threads()
 
     def pieces() -> Iterator[Tensor]:
@@ -184,7 +184,7 @@ def _encoded(name: str, rows: Callable[[], Iterator[Tensor]], kind: str) -> Call
             while waiting:
                 yield _result(name, waiting.popleft())
         finally:
-            pool.shutdown(cancel_futures=True)  # after an interrupt nobody waits for pieces that have not begun
+            pool.shutdown(cancel_futures=True)  # after an interrupt, do not encode the remaining pieces
 
     return pieces
 
@@ -204,7 +204,7 @@ def _result(name: str, encoded: Future[Tensor]) -> Tensor:
 
 @contextmanager
 def _one_thread_a_piece() -> Iterator[None]:
-    """Inside, torch's operations do not divide their work: whole pieces go to the threads, and stay in their caches."""
+    """Make torch's operations single-threaded: each thread encodes whole pieces, which stay in its cache."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -277,7 +277,7 @@ def _vector(name: str, numbers: Tensor) -> StoredTensor:
 
 
 def _build(files: ModelFiles, order: Mapping[str, Any] = _NO_CHANGES) -> tuple[Program, tuple[str, ...]]:
-    """The model with real tables of angles, and weights that have sizes and no meaning; and what it leaves out."""
+    """Build the model with real RoPE tables but uninitialised weights; also returns the parts that it leaves out."""
     config = {**files.config, **order}
     if isinstance(config.get("text_config"), Mapping):
         config["text_config"] = {**config["text_config"], **order}

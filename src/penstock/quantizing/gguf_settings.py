@@ -1,6 +1,6 @@
-"""What a checkpoint's config says, in the keys of a GGUF file; the rope's scaling is half of it.
+"""Translates a checkpoint's config to the keys of a GGUF file; RoPE scaling is half of the work.
 
-Decides names and numbers. Whether the file then says all that the config did is found out by building from it.
+Decides names and values. Building the model from the file shows whether any setting was lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["file_settings"]
 def file_settings(
     config: Mapping[str, Any], program: Program, architecture: str
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys of the file, and tensors that are settings."""
+    """The file's keys, and the tensors that are settings."""
     windows = [cache.window for cache in program.caches if cache.window is not None]
     tables = [operation.table for operation in program.operations() if isinstance(operation, Rotate)]
     rotated = tables[0].width if tables else 0
@@ -48,7 +48,7 @@ def file_settings(
 def _scaling(
     section: Mapping[str, Any], config: Mapping[str, Any], theta: float, table: RotaryTable
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Keys below `rope.scaling.`, and factors of single frequencies as tensors."""
+    """Keys under `rope.scaling.`, and per-frequency factors as tensors."""
     original = section.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     original = int(original or config["max_position_embeddings"])
     match section.get("rope_type") or section.get("type") or "default":
@@ -66,7 +66,7 @@ def _scaling(
             limits = {"beta_fast": 32.0, "beta_slow": 1.0}
             return keys | {f"yarn_{name}": float(section.get(name) or limits[name]) for name in limits}, {}
         case "longrope" | "su":
-            amplitude = float(table.rows(torch.tensor([0]))[0][0, 0])  # of position 0, whose angles are 0
+            amplitude = float(table.rows(torch.tensor([0]))[0][0, 0])  # at position 0 all angles are 0
             return {"original_context_length": original, "attn_factor": amplitude}, {
                 f"rope_factors_{length}.weight": torch.tensor(section[f"{length}_factor"], dtype=torch.float32)
                 for length in ("long", "short")

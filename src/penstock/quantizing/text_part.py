@@ -1,4 +1,4 @@
-"""The text model of a checkpoint that sees or hears too, as a GGUF file has it: alone."""
+"""The text model of a multimodal checkpoint, which is all that a GGUF file holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["text_part"]
 
 
 def text_part(files: ModelFiles) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """The config of the text model, and what its names begin with in the checkpoint, by what they begin with alone.
+    """The text model's config, and its name prefixes in the checkpoint by the prefixes of a text-only checkpoint.
 
-    For a checkpoint of text alone its own config, and nothing. See `models.text_part`.
+    For a text-only checkpoint: its own config, and no prefixes. See `models.text_part`.
     """
     config, section = files.config, files.config.get("text_config")
     if not isinstance(section, Mapping):

@@ -1,7 +1,7 @@
-"""Which of a checkpoint's matrices are projections that can be integers: seen by how the model takes them.
+"""Finds the matrices of a checkpoint that can become integers, by how the model takes them.
 
-Decides it for `nn.Linear` modules alone. Embeddings, heads, routers, experts that share a tensor, and matrices stored
-inputs first stay plain numbers; so does what is joined to one of them, since engines multiply such matrices as one.
+Only `nn.Linear` modules can. Embeddings, heads, routers, experts that share a tensor, and matrices stored inputs first
+stay plain numbers; so does any matrix fused with one of them, since engines multiply such matrices as one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ __all__ = ["projections"]
 
 _EXPERT = "{expert}"
 _FEWEST_ROWS = 128
-"""Of matrices that are multiplied as one; with fewer they are gates, whose errors cost more than their bytes."""
+"""Minimum rows of matrices that are multiplied as one; smaller ones are gates, whose errors cost more than their bytes
+save."""
 
 
 class _UseBinder(Binder):
-    """Notes how each tensor is taken; owned by one call of `projections`."""
+    """Records how each tensor is taken; owned by one call of `projections`."""
 
     def __init__(self, source: TensorSource, file: str) -> None:
         super().__init__(Blank(source), torch.bfloat16, "cpu", file)
         self.joined: list[Sequence[tuple[str, tuple[int, int]]]] = []
         self.whole: dict[str, str] = {}
-        """The stored matrix that a part is made of."""
+        """The stored matrix of each part, by the part's name."""
 
     def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
         """See `WeightLoader.take_linear`."""
@@ -65,7 +66,7 @@ class _UseBinder(Binder):
 
 
 def projections(files: ModelFiles, form: IntegerForm) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Names of the matrices that become integers, and beginnings of the names of parts that are not computed.
+    """The names of the matrices that become integers, and the name prefixes of parts that are not computed.
 
     Raises:
         ModelFileError: the model cannot be built.

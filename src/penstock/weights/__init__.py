@@ -1,7 +1,7 @@
 """Files to named tensors: locating, reading, dequantising and binding.
 
-This package exports what finds and fetches models, which needs no torch. Tensors are read by `files` (`open_model`) and
-`bind` (`Binder`): importing those imports torch.
+This package exports only what finds and fetches models, which needs no torch. `files` (`open_model`) and `bind`
+(`Binder`) read tensors; importing either module imports torch.
 """
 
 from __future__ import annotations

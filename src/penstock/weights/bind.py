@@ -1,6 +1,6 @@
-"""Binding: a model takes its weights by name, and nothing may be left over.
+"""Binding: a model takes its weights by name, and none may be left over.
 
-Decides that a checkpoint and a model agree exactly: every tensor is taken once with the expected shape or explicitly
+Checks that a checkpoint and a model agree exactly: every tensor is taken once, with the expected shape, or explicitly
 ignored. Knows neither formats nor families.
 """
 
@@ -31,32 +31,31 @@ _NAMED_LEFTOVERS = 5
 
 
 def _unseen(_: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress."""
 
 
 class Binder:
-    """Hands a model its tensors; owned by the one loading it, from construction to `finish`.
+    """Hands a model its tensors; owned by the code that loads the model, from construction to `finish`.
 
-    Tensors are fresh and belong to the caller; at no time is more than one of them being filled, so loading needs
-    little more memory than the weights themselves.
+    Tensors are fresh and belong to the caller. Only one is filled at a time, so loading needs little more memory than
+    the weights themselves.
 
     Args:
-        source: where they come from.
-        dtype: of every tensor taken.
-        device: of every tensor taken; torch's `meta` with a source of `headers_only` for tensors without memory.
-        file: the model as the operator knows it, for messages.
-        progress: called with the count of numbers in each tensor taken (`tqdm.update` fits).
-        weight_format: of projections and embeddings.
-        cpu: whose threads pack them; None for the caller's alone.
+        source: where tensors come from.
+        dtype: dtype of every tensor taken.
+        device: device of every tensor taken; torch's `meta`, with a `HeadersOnly` source, for tensors without memory.
+        file: the model's path as the operator gave it, for messages.
+        progress: called with the number of elements of each tensor read (`tqdm.update` fits).
+        weight_format: format of projections and embeddings.
+        cpu: kernels whose threads pack weights; None to pack on the calling thread.
 
     Attributes:
         bytes: memory of all tensors taken so far.
-        formats: how the weights of projections and embeddings taken so far are kept, in order of appearance: names of
-            types, and of GGUF's block kinds for blocks that stay as they are in the file.
-        mixed: of experts that the file has in blocks of different kinds from one expert to the next, the first tensor
-            and the kinds; such weights become plain numbers, which in a model in bfloat16 rounds them.
-        left_out: parts of the checkpoint that are not computed, by the beginning of their names, and how many tensors
-            they have.
+        formats: formats of the projections and embeddings taken so far, in order of appearance: names of dtypes, and
+            of block kinds for blocks kept as stored.
+        mixed: expert weights whose block kind differs from expert to expert: the first tensor's name, and the kinds.
+            Such weights become plain numbers, which rounds them in a bfloat16 model.
+        left_out: for parts of the checkpoint that are not computed, the number of tensors by name prefix.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Binder:
 
     @property
     def packing_bytes(self) -> int:
-        """Most that packing one weight takes besides what is kept; of a planned model only."""
+        """Peak temporary memory, in bytes, of packing any one weight; computed for a planned model only."""
         return self._packer.packing_bytes + self._source.whole_bytes
 
     def has(self, name: str) -> bool:
@@ -93,13 +92,13 @@ class Binder:
         return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor that the checkpoint holds; it does not count as taken."""
+        """The shape of a tensor in the checkpoint; does not take the tensor."""
         return self._source.shape(name)
 
     def split_rows(
         self, name: str, shape: tuple[int, int], parts: Mapping[str, tuple[torch.Tensor, tuple[int, ...]]]
     ) -> None:
-        """See `WeightLoader.split_rows`; each part must then be taken as every other tensor.
+        """See `WeightLoader.split_rows`; each part must then be taken like any other tensor.
 
         Raises:
             ModelFileError: as for `take`.
@@ -110,7 +109,7 @@ class Binder:
         self._left |= parts.keys()
 
     def differ(self, first: str, second: str) -> bool:
-        """Whether two tensors of the checkpoint hold different numbers; neither counts as taken."""
+        """Whether two tensors of the checkpoint differ in shape or numbers; does not take either."""
         shape = self._source.shape(first)
         if shape != self._source.shape(second):
             return True
@@ -120,10 +119,10 @@ class Binder:
         return not torch.equal(*numbers)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        """One tensor of exactly this shape, contiguous, in `dtype` or the binder's, on its device.
+        """Take a tensor of exactly this shape, contiguous, in `dtype` (default: the binder's), on the binder's device.
 
         Raises:
-            ModelFileError: it is missing, has another shape, was taken before, or cannot be read.
+            ModelFileError: it is missing, has a different shape, was taken before, or cannot be read.
         """
         self._claim(name, shape)
         out = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -132,9 +131,9 @@ class Binder:
         return out
 
     def take_fused(self, parts: Sequence[tuple[str, tuple[int, ...]]]) -> torch.Tensor:
-        """Several tensors stacked along their first dimension: `[N1, K], [N2, K], ...` give `[N1 + N2 + ..., K]`.
+        """Take several tensors, stacked along the first dimension: `[N1, K], [N2, K], ...` to `[N1 + N2 + ..., K]`.
 
-        Each part is read into its place; there is no second copy.
+        Each part is read directly into its place, without a second copy.
 
         Raises:
             ModelFileError: as for `take`, for any of the parts.
@@ -150,14 +149,14 @@ class Binder:
         return out
 
     def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
-        """The weight of a projection, parts `[N1, K], [N2, K], ...` stacked, in the binder's form.
+        """Take the weight of a projection, parts `[N1, K], [N2, K], ...` stacked, in the binder's weight format.
 
         Args:
-            parts: name and shape of each, outputs first.
-            transposed: the checkpoint stores them inputs first.
+            parts: name and shape of each part, outputs first.
+            transposed: whether the checkpoint stores them inputs first.
 
         Raises:
-            ModelFileError: as for `take`, or the numbers do not fit the form.
+            ModelFileError: as for `take`, or the numbers do not fit the format.
         """
         for name, (outputs, inputs) in parts:
             self._claim(name, (inputs, outputs) if transposed else (outputs, inputs))
@@ -166,14 +165,14 @@ class Binder:
         return weight
 
     def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight of a head `[V, H]`, in a form whose results can be had unrounded; raises as `take_linear`."""
+        """Take a head's weight `[V, H]`, in a format that can return unrounded results; raises as `take_linear`."""
         self._claim(name, shape)
         weight = self._linear([(name, shape)], self._packer.head)
         self.bytes += weight.nbytes
         return weight
 
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
-        """An embedding table `[V, H]`, in a form that serves as a projection's weight too; raises as `take_linear`."""
+        """Take an embedding table `[V, H]`, in a format that also works for projections; raises as `take_linear`."""
         self._claim(name, shape)
         if self._packer.weight_format is WeightFormat.INT4:
             weight: Weight = self._packer.table(self._stacked([(name, shape)], torch.float32), name)
@@ -184,7 +183,7 @@ class Binder:
         return weight
 
     def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight `[E, H]` by which tokens choose experts: in the binder's dtype, whatever the weight format.
+        """Take a router's weight `[E, H]`, in the binder's dtype whatever the weight format.
 
         Raises:
             ModelFileError: as for `take`.
@@ -204,19 +203,19 @@ class Binder:
         transposed: bool = False,
         alternates: bool = False,
     ) -> StackedWeight:
-        """The weights `[E, N1 + N2 + ..., K]` of a layer's experts, in the binder's form; one expert is read at a time.
+        """Take a layer's expert weights `[E, N1 + N2 + ..., K]`, in the binder's format; reads one expert at a time.
 
         Args:
             experts: E.
-            parts: name and shape `[N1, K], [N2, K], ...` of what makes up one expert, stacked in this order. `{expert}`
-                in a name stands for the numbers from 0 to E - 1, a tensor each; a name without it is one tensor
+            parts: name and shape `[N1, K], [N2, K], ...` of the parts of one expert, stacked in this order. A name
+                with `{expert}` stands for E tensors, numbered from 0 to E - 1; a name without it is one tensor
                 `[E, N, K]`.
-            transposed: files store each expert inputs first.
-            alternates: rows of a part are the first of one half, the first of the other, the second of the one, and so
-                on (gates and ups of gpt-oss); the stack has one half before the other.
+            transposed: whether files store each expert inputs first.
+            alternates: whether the rows of a part interleave two halves (gate and up projections of gpt-oss); the
+                stack has one half after the other.
 
         Raises:
-            ModelFileError: as for `take`, or the numbers do not fit the form.
+            ModelFileError: as for `take`, or the numbers do not fit the format.
         """
         stored = StoredExperts(tuple(parts), experts, transposed, alternates)
         for name, shape in stored.tensors.items():
@@ -265,7 +264,7 @@ class Binder:
         return stored.read_blocks(self._source, expert)
 
     def _stays_blocks(self, names: Sequence[str], *, transposed: bool) -> bool:
-        """Whether these tensors, kept as one weight, stay the blocks that the file has; notes the form, or why not."""
+        """Whether these tensors, as one weight, stay in the file's blocks; records the kind, or mixed kinds."""
         if self._packer.weight_format is not WeightFormat.STORED:
             return False
         kinds = self._kinds(names, transposed=transposed)
@@ -277,8 +276,8 @@ class Binder:
         return True
 
     def _kinds(self, names: Iterable[str], *, transposed: bool = False) -> set[str]:
-        """The kinds of blocks that these tensors may stay in; "" for plain numbers, and for what must become such."""
-        if transposed:  # blocks lie along the inputs that a file has
+        """The block kinds that these tensors may stay in; "" for tensors that are, or must become, plain numbers."""
+        if transposed:  # blocks run along the stored rows, which are not the inputs
             return {""}
         kinds = {self._source.stored_kind(name) for name in names}
         plain = BFLOAT16_KINDS if self.dtype == torch.float32 else frozenset[str]()
@@ -314,7 +313,7 @@ class Binder:
     def _numbers(
         self, parts: Sequence[tuple[str, tuple[int, int]]], transposed: bool, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The parts stacked, outputs first."""
+        """The parts' numbers stacked, outputs first."""
         if not transposed:
             return self._stacked(parts, dtype)
         columns = [(name, (inputs, outputs)) for name, (outputs, inputs) in parts]
@@ -330,21 +329,21 @@ class Binder:
         return out
 
     def ignore(self, name: str) -> None:
-        """Say that the model does not need a tensor (a buffer it computes itself); no error if there is none."""
+        """Mark a tensor that the model does not need (a buffer it computes itself); no error if it is missing."""
         self._left.discard(name)
 
     def leave_out(self, part: str) -> None:
-        """Say that the model does not compute a part of the checkpoint: tensors whose names begin with `part`."""
+        """Mark a part of the checkpoint that the model does not compute: tensors whose names begin with `part`."""
         names = {name for name in self._left if name.startswith(part)}
         self._left -= names
         if names:
             self.left_out[part] = len(names)
 
     def finish(self) -> None:
-        """Check that every tensor of the checkpoint was taken or ignored, or says nothing.
+        """Check that every tensor of the checkpoint was taken or ignored, or has no effect (`TensorSource.spare`).
 
         Raises:
-            ModelFileError: some are left over, so this is not the model that the settings describe.
+            ModelFileError: some are left over, so the checkpoint is not the model that its settings describe.
         """
         self._left = {name for name in self._left if not self._source.spare(name)}
         if not self._left:

@@ -1,6 +1,6 @@
 """The models that `penstock pull` knows by name: what they are, where they come from, and their checksums.
 
-Where files lie on this machine is `locate`'s business, how they get there is `pull`'s.
+`locate` decides where files are on this machine, `pull` how they get there.
 
 Invariant: an entry pins one exact file by SHA-256, so a catalogue name means the same bytes everywhere.
 """
@@ -16,7 +16,7 @@ __all__ = ["CATALOGUE", "CatalogueModel"]
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
-    """A model that a package on the Python package index carries.
+    """A model distributed inside a package on the Python package index.
 
     Attributes:
         name: what the operator types, and the default served name.
@@ -28,7 +28,7 @@ class CatalogueModel:
         file_bytes: size of the model file.
         file_sha256: SHA-256 of the model file, in hex.
         licence: SPDX identifier.
-        generation_config: the publisher's values for sampling, as a `generation_config.json` would hold them.
+        generation_config: the publisher's sampling defaults, under the keys of `generation_config.json`.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""Numbers into integers of 4 or 8 bits with scales, in the parts that compressed-tensors has for a module.
+"""Quantises numbers to 4- or 8-bit integers with scales, as the tensors of a compressed-tensors module.
 
-The way back of `compressed_tensors`, whose docstring says what the parts are. Zero is always half of the codes: kernels
-everywhere multiply such integers, and a zero point would save little in groups this short. Scales are stored in
-float32 and are numbers that bfloat16 and, of the sizes that weights have, float16 hold as well: whatever type an engine
-keeps them in, and whatever type it multiplies in, nothing of them is rounded.
+The inverse of `compressed_tensors`, whose docstring describes the parts. Integers are always symmetric: kernels
+everywhere support that, and a zero point would gain little in groups this short. Scales are stored in float32, but
+rounded to values that bfloat16 and, for the usual magnitudes of weights, float16 represent exactly: whichever type an
+engine keeps or multiplies them in, they are not rounded again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 __all__ = ["INTEGER_FORMS", "IntegerForm"]
 
 _SEARCHED = (7.0, 7.25, 7.5, 7.75, 8.0, 8.25, 8.5, 9.0)
-"""Largest numbers, in scales, that are tried for integers of 4 bits: more of them clips more and rounds less."""
+"""Values tried for 4-bit integers of a group's largest number over its scale: larger ones clip more and round less."""
 
 _PIECE_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerForm:
-    """A form of directory.
+    """An integer form that a directory can be written in.
 
     Attributes:
-        bits: of a code.
-        group: inputs with a scale in common; 0 for a whole row.
+        bits: bits per code.
+        group: inputs that share a scale; 0 for a whole row.
     """
 
     bits: int
@@ -37,22 +37,22 @@ class IntegerForm:
 
     @property
     def config_group(self) -> dict[str, Any]:
-        """What `quantization_config.config_groups` says of it."""
+        """Its entry in `quantization_config.config_groups`."""
         strategy = {"strategy": "group", "group_size": self.group} if self.group else {"strategy": "channel"}
         weights = {"num_bits": self.bits, "type": "int", "symmetric": True, "dynamic": False, **strategy}
         return {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
 
     @property
     def format(self) -> str:
-        """What compressed-tensors calls the layout."""
+        """compressed-tensors' name for the layout."""
         return "pack-quantized" if self.bits == 4 else "int-quantized"
 
     def fits(self, inputs: int) -> bool:
-        """Whether rows of so many inputs are whole groups."""
+        """Whether a row of `inputs` numbers is a whole number of groups."""
         return inputs % (self.group or 1) == 0
 
     def parts(self, outputs: int, inputs: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Types and shapes of the tensors of a matrix `[N, K]`, by what follows the module's name."""
+        """Dtypes and shapes of the tensors of a matrix `[N, K]`, by name suffix."""
         scale = {".weight_scale": (torch.float32, (outputs, inputs // self.group if self.group else 1))}
         if self.bits == 8:
             return {".weight": (torch.int8, (outputs, inputs)), **scale}
@@ -60,13 +60,13 @@ class IntegerForm:
         return {".weight_packed": (torch.int32, words), ".weight_shape": (torch.int64, (2,)), **scale}
 
     def encode(self, numbers: Tensor) -> Mapping[str, Tensor]:
-        """The tensors of a matrix, as `parts` has them.
+        """The tensors of a matrix, as described by `parts`.
 
         Args:
             numbers: float32 `[N, K]`.
 
         Raises:
-            ValueError: one is not finite.
+            ValueError: a number is not finite.
         """
         if not bool(torch.isfinite(numbers).all()):
             raise ValueError("holds a number that is not finite")
@@ -87,7 +87,7 @@ class IntegerForm:
 
 
 def _held(scales: Tensor) -> Tensor:
-    """The nearest scales that bfloat16 holds; 1 for a group of zeros."""
+    """Round scales to bfloat16; 1 for a group of zeros."""
     return torch.where(scales == 0, 1.0, scales.bfloat16().float())
 
 
@@ -96,7 +96,7 @@ def _codes(groups: Tensor, scales: Tensor, least: int, most: int) -> Tensor:
 
 
 def _searched(groups: Tensor) -> Tensor:
-    """Of the scales that are tried for each group, `[N, G, 1]`, the one whose numbers come nearest."""
+    """For each group, the candidate scale with the smallest squared error: `[N, G, 1]`."""
     largest = groups.abs().amax(2, keepdim=True)
     best, least = torch.ones_like(largest), torch.full_like(largest, torch.inf)
     for steps in _SEARCHED:
@@ -107,7 +107,7 @@ def _searched(groups: Tensor) -> Tensor:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Codes from -8 to 7, `[N, K]`, as words of eight, the first in the lowest bits: int32 `[N, ceil(K / 8)]`."""
+    """Pack codes from -8 to 7, `[N, K]`, eight per word, the first in the lowest bits: int32 `[N, ceil(K / 8)]`."""
     raised = (codes + 8).to(torch.uint8)
     if raised.shape[1] % 8:
         raised = torch.nn.functional.pad(raised, (0, -raised.shape[1] % 8))
@@ -119,4 +119,4 @@ INTEGER_FORMS: Mapping[str, IntegerForm] = {
     "INT4_G32": IntegerForm(4, 32),
     "INT4_G128": IntegerForm(4, 128),
 }
-"""By name, the best first."""
+"""Forms by name, best first."""

@@ -1,10 +1,10 @@
 """Compressed-tensors in safetensors: integers packed in words or plain in bytes, each with scales beside it.
 
 Decides what the parts of a module `NAME` are (the package `compressed_tensors`, `compressors/pack_quantized` and
-`naive_quantized`). `NAME.weight_packed` has codes of 4 or 8 bits in int32 words `[N, ceil(K * bits / 32)]`, about half
-of the codes, and `NAME.weight_shape` says N and K; `NAME.weight` in int8 has the numbers themselves.
-`NAME.weight_scale` is `[N, G]`, `[N, 1]` or one number, `NAME.weight_zero_point` of the same shape, in words packed
-along its first dimension or in int8; `NAME.weight_g_idx` is the group of each input. Matrices in FP8 are those of
+`naive_quantized`). `NAME.weight_packed` has codes of 4 or 8 bits in int32 words `[N, ceil(K * bits / 32)]`, offset by
+half their range, and `NAME.weight_shape` holds N and K; `NAME.weight` in int8 has the signed integers themselves.
+`NAME.weight_scale` is `[N, G]`, `[N, 1]` or one number. `NAME.weight_zero_point` has the same shape, in int8 or packed
+into words along its first dimension; `NAME.weight_g_idx` is the group of each input. FP8 matrices are read by
 `fp8_safetensors`.
 """
 
@@ -32,7 +32,7 @@ _PACKED = ".weight_packed"
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The tensors of one module, and what they say together."""
+    """The tensors of one module, with the shape and bits of its matrix."""
 
     module: str
     tensors: Mapping[str, StoredTensor]
@@ -40,20 +40,20 @@ class _Parts:
     bits: int
 
     def part(self, ending: str) -> StoredTensor | None:
-        """One of them, if it is there."""
+        """The tensor with this suffix, or None."""
         return self.tensors.get(self.module + ending)
 
     @property
     def codes(self) -> str:
-        """The name of the codes."""
+        """The name of the tensor of codes."""
         return self.module + (_PACKED if self.part(_PACKED) else ".weight")
 
 
 def find_compressed(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> QuantisedMatrices:
-    """The matrices of a checkpoint of compressed-tensors.
+    """The matrices of a compressed-tensors checkpoint.
 
     Raises:
-        ModelFileError: the parts of one do not fit each other.
+        ModelFileError: the parts of a matrix do not fit each other.
     """
     floats = find_fp8(stored, scheme)
     matrices, hidden = dict(floats.matrices), set(floats.hidden)
@@ -97,7 +97,7 @@ def _shape(module: str, part: StoredTensor) -> tuple[int, int]:
 
 
 def _bits(module: str, codes: StoredTensor, shape: tuple[int, int]) -> int:
-    """Of a code, as the number of words says."""
+    """Bits per code, inferred from the number of words."""
     for bits in (4, 8):
         if codes.shape == (shape[0], -(-shape[1] * bits // 32)) and shape[1] > 0:
             return bits
@@ -154,7 +154,7 @@ def _open(parts: _Parts, groups: int) -> ReadRows:
 
 
 def _zeros(parts: _Parts, groups: int) -> Tensor:
-    """Uint8 `[N, G]`."""
+    """Zero points, uint8 `[N, G]`."""
     outputs, middle = parts.shape[0], 1 << (parts.bits - 1)
     name = f"{parts.module}.weight_zero_point"
     part = parts.tensors.get(name)

@@ -1,8 +1,8 @@
-"""What an embedding is, as a model's files say: a directory's `modules.json` and pooling, or a GGUF file's pooling.
+"""A model's embedding settings: a directory's `modules.json` and pooling config, or a GGUF file's pooling type.
 
-Decides how hidden states become one vector where a request does not say. A model without these files has the mean of
-all positions, scaled to length 1. A module that is not implemented is refused: without it, vectors would be others. So
-is another order than transformer, pooling, any `Dense`, and at the end a `Normalize`.
+Decides how hidden states become one vector if a request does not say. A model without these files uses the mean of all
+positions, scaled to length 1. A module that is not implemented is refused, because the vectors would be wrong without
+it. So is any order other than transformer, pooling, any `Dense`, and finally `Normalize`.
 Sources: https://sbert.net/docs/package_reference/sentence_transformer/models.html; `llama_pooling_type` in llama.cpp's
 `include/llama.h`.
 """
@@ -33,16 +33,16 @@ _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _FLAG = "pooling_mode_"
 
 POOLING_TYPES = {Pooling.MEAN: 1, Pooling.CLS: 2, Pooling.LAST: 3}
-"""The numbers of GGUF's key `pooling_type`."""
+"""The values of GGUF's `pooling_type` key."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModules:
-    """What `modules.json` says.
+    """The contents of `modules.json`.
 
     Attributes:
-        spec: how states become a vector.
-        dense: the directories of the `Dense` modules that it goes through, in their order.
+        spec: how hidden states become a vector.
+        dense: the directories of the `Dense` modules applied to that vector, in order.
     """
 
     spec: EmbeddingSpec
@@ -50,7 +50,7 @@ class EmbeddingModules:
 
 
 def embeds(header: GgufHeader) -> bool:
-    """Whether a GGUF file says that its model is for embeddings."""
+    """Whether a GGUF file declares an embedding model."""
     return _pooling_type(header) in POOLING_TYPES.values()
 
 
@@ -59,11 +59,11 @@ def _pooling_type(header: GgufHeader) -> Any:
 
 
 def read_embedding(model: Path, header: GgufHeader | None = None) -> EmbeddingSpec | None:
-    """What the files of a model say of its embeddings; None if they say nothing.
+    """The embedding settings in a model's files; None if there are none.
 
     Args:
         model: the model's directory or file.
-        header: of a GGUF file. Its vectors are scaled to length 1, as llama.cpp scales them.
+        header: header of a GGUF file, whose vectors are scaled to length 1, as in llama.cpp.
 
     Raises:
         ModelFileError: a module or a pooling is not implemented, or a file cannot be read.
@@ -76,7 +76,7 @@ def read_embedding(model: Path, header: GgufHeader | None = None) -> EmbeddingSp
 
 
 def read_modules(model: Path) -> EmbeddingModules | None:
-    """The modules of a directory; None for one that lists none, and for a file. Raises as `read_embedding`."""
+    """The modules of a directory; None if it has no `modules.json`, or is a file. Raises as `read_embedding`."""
     file = model / _MODULES
     if not model.is_dir() or not file.is_file():
         return None
@@ -98,7 +98,7 @@ def read_modules(model: Path) -> EmbeddingModules | None:
 
 
 def _inside(model: Path, module: dict[str, Any], file: Path) -> Path:
-    """The directory of a module, which lies in the model's."""
+    """The directory of a module; must be inside the model's directory."""
     path = PurePosixPath(str(module.get("path", "")))
     if path.is_absolute() or ".." in path.parts:
         raise ModelFileError(str(file), "path", f"{str(path)!r} lies outside of the model's directory")
@@ -116,7 +116,7 @@ def _modules(file: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(file: Path) -> Pooling:
-    """The one way of pooling that is on: a flag for each in most files, a name in newer ones."""
+    """The pooling mode that is enabled: most files have a flag for each mode, newer ones have a name."""
     config = load_json_object(file)
     if config.get("include_prompt") is False:
         raise ModelFileError(str(file), "include_prompt", "false is not implemented: all positions are pooled")

@@ -1,7 +1,7 @@
-"""The layers that a pooled vector goes through: the `Dense` modules of sentence-transformers.
+"""The layers applied to a pooled vector: the `Dense` modules of sentence-transformers.
 
-Decides which of them are understood: a linear layer in safetensors, and behind it no activation or tanh; and that their
-numbers stay float32, whatever the model's weights become. Source:
+Decides which modules are supported (a linear layer in safetensors, followed by no activation or by tanh), and that
+their numbers stay float32, whatever the format of the model's weights. Source:
 https://sbert.net/docs/package_reference/sentence_transformer/models.html#sentence_transformers.models.Dense
 """
 
@@ -36,8 +36,8 @@ class EmbeddingLayer:
     Attributes:
         weight: `[N, K]`.
         bias: `[N]`, or None.
-        tanh: the activation is tanh; else there is none.
-        cpu: the compiled kernels that multiply, whose order of additions is always the same; None for torch's.
+        tanh: whether the activation is tanh; otherwise there is none.
+        cpu: the compiled matmul kernels, whose order of additions is fixed; None for torch's.
     """
 
     weight: Weight
@@ -47,7 +47,7 @@ class EmbeddingLayer:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes."""
+        """Memory in bytes."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, vector: Tensor) -> Tensor:
@@ -59,16 +59,16 @@ class EmbeddingLayer:
 def read_embedding_layers(
     model: Path, width: int, device: torch.device, cpu: Cpu | None = None
 ) -> tuple[EmbeddingLayer, ...]:
-    """The `Dense` modules of a model, in their order; () for one that has none.
+    """The `Dense` modules of a model, in order; () for a model that has none.
 
     Args:
         model: its directory or file.
-        width: of what is pooled.
-        device: where vectors lie.
+        width: width of the pooled vector.
+        device: device of the vectors.
         cpu: see `EmbeddingLayer`.
 
     Raises:
-        ModelFileError: one of them is not understood, or does not fit the one before it.
+        ModelFileError: a module is not supported, or does not fit the one before it.
     """
     modules, layers = read_modules(model), []
     for directory in () if modules is None else modules.dense:

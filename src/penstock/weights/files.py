@@ -1,7 +1,7 @@
-"""From a path to everything that an engine needs of a model: settings, tensors, text files, a name and a fingerprint.
+"""Opens a path as everything that an engine needs of a model: settings, tensors, text files, a name and a fingerprint.
 
-Decides which format a path is in, and what the model is called if the operator does not say. Knows no model family and
-reads no weights, only headers and, for the fingerprint, samples.
+Decides which format a path is in, and the model's name if the operator does not give one. Knows no model family. Reads
+no weights, only headers and, for the fingerprint, samples.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class ModelFiles:
     """An opened model.
 
     Attributes:
-        path: the `.gguf` file or the directory.
+        path: the `.gguf` or `.pt` file, or the directory.
         name: what clients call it unless the operator says otherwise.
-        config: settings in the terms of Hugging Face's `config.json`.
+        config: settings under the keys of Hugging Face's `config.json`.
         source: its tensors.
         text: where its tokenizer and chat template come from.
         stored_dtype: the type of most weights on disk: `float32`, `bfloat16`, `float16` or `quantised`.
-        num_weights: how many numbers the tensors hold together.
-        num_bytes: how many bytes they take on disk.
-        stored: bytes on disk of each type of tensor.
-        digest: 32 bytes that name the model in cache keys: a hash of the settings, of every tensor's name, shape and
-            stored type, and of each weight file's size and contents, the latter sampled at 256 evenly spaced places.
-            The same files give the same digest anywhere; an edit that keeps sizes and misses the samples goes unseen.
+        num_weights: number of elements in all tensors.
+        num_bytes: size of all tensors on disk.
+        stored: bytes on disk by tensor type.
+        digest: 32 bytes that identify the model in cache keys: a hash of the settings, of every tensor's name, shape
+            and stored type, and of each weight file's size and contents, sampled at 256 evenly spaced places. The same
+            files give the same digest anywhere; an edit that keeps sizes and misses the samples goes unnoticed.
     """
 
     path: Path
@@ -72,7 +72,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor, whatever the format."""
+    """One tensor, independent of the file format."""
 
     name: str
     shape: tuple[int, ...]
@@ -86,7 +86,7 @@ def open_model(path: Path, dialects: FindDialect) -> ModelFiles:
 
     Args:
         path: a `.gguf` file, a `.pt` file with a GPT-2, or a directory in Hugging Face layout.
-        dialects: how families write GGUF files (`models.gguf_dialect`).
+        dialects: finds a family's GGUF conventions (`models.gguf_dialect`).
 
     Raises:
         ModelFileError: a file is missing, malformed, or uses something that is not supported.
@@ -173,10 +173,10 @@ def _bytes_by_type(stored: list[_Stored]) -> Mapping[str, int]:
 
 
 def _stored_dtype(path: Path, stored: list[_Stored]) -> str:
-    """The type of most weights; what is no weight (an integer buffer) has no say.
+    """The type of most weights; tensors that are not weights (integer buffers) do not count.
 
-    A quantised directory is `quantised` however few of its matrices are: embeddings, which it leaves as they are, can
-    be most of a small model.
+    A directory with any quantised matrix is `quantised`: embeddings, which stay unquantised, can be most of a small
+    model.
     """
     counts: Counter[str] = Counter()
     for tensor in stored:

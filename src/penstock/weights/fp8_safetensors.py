@@ -1,11 +1,11 @@
-"""FP8 in safetensors: a matrix `NAME.weight` in E4M3 and its scales, for blocks, rows or all of it.
+"""FP8 in safetensors: a matrix `NAME.weight` in E4M3, and its scales per block, per row or for the whole matrix.
 
-Decides how the two belong together. `NAME.weight_scale_inv` (DeepSeek-V3, section 3.3; a factor all the same) or
-`NAME.weight_scale` has a number for each block of rows and inputs, the last ones cut off; for each row; or one. Experts
-of a layer may share a tensor, and one of scales: a matrix each. What a weight stands for is the product in float32.
-E4M3 has 4 bits of significand and the scale up to 24, so no narrower form holds the product: in bfloat16 it is rounded.
-Where a scale is for whole runs of 128 inputs, or for a whole row, codes and scales are kept apart: rows of bytes, as
-`packed_weight.pack_fp8` takes them. A NaN among the codes is an error: no number of a model is one.
+Decides how the two fit together. `NAME.weight_scale_inv` (DeepSeek-V3, section 3.3; despite its name a factor) or
+`NAME.weight_scale` has one number per block of rows and inputs (blocks at the edges may be partial), per row, or in
+all. The experts of a layer may be stacked in one tensor, with one tensor of scales. A weight's value is the product in
+float32: E4M3 has 4 bits of significand and the scale up to 24, so a narrower type such as bfloat16 rounds it. Where
+scales cover whole runs of 128 inputs, or a whole row, codes and scales can be kept separately, as rows of bytes for
+`packed_weight.pack_fp8`. A NaN code is an error, because no weight may be NaN.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["find_fp8"]
 
 _CODES = ("F8_E4M3",)
 _NAN = 0x7F
-"""The code of NaN, of either sign: there are no infinities."""
+"""The code of NaN without its sign bit; E4M3 has no infinities."""
 _SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 _ENDINGS = ("_scale_inv", "_scale")
 _UNHEEDED = (
     *(".input_scale", ".input_zero_point", ".activation_scale", ".output_scale", ".output_zero_point"),
     *(".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point"),
 )
-"""What says how activations, keys and values would be rounded."""
+"""Suffixes of tensors that say how to round activations, keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Coded:
-    """Where codes and the scales of their blocks lie."""
+    """Where codes and their scales are stored; `block` is the rows and inputs that share a scale."""
 
     codes: StoredTensor
     scales: StoredTensor
     block: tuple[int, int]
     dtype: str = "FP8"
-    """What the file stores."""
+    """The stored type."""
 
     @property
     def path(self) -> Path:
@@ -58,29 +58,29 @@ class _Coded:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the codes."""
+        """Shape of the codes."""
         return self.codes.shape
 
     @property
     def elements(self) -> int:
-        """How many numbers there are."""
+        """Number of elements."""
         return self.codes.bytes
 
     @property
     def bytes(self) -> int:
-        """Of both parts."""
+        """Total size of both parts in bytes."""
         return self.codes.bytes + self.scales.bytes
 
     @property
     def kind(self) -> str:
-        """`FP8` where a scale is for whole units of inputs, as the packed form has them; else nothing holds it."""
+        """`FP8` where each scale covers whole units of inputs, as the packed format requires; otherwise ""."""
         inputs, width = self.shape[-1], self.block[1]
         return "FP8" if inputs <= MAX_INPUTS and (width % F8_UNIT == 0 or width >= inputs) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix(_Coded):
-    """Where a matrix lies; `block` rows and inputs have a scale in common."""
+    """Where a matrix is stored."""
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
         """See `QuantisedMatrix.read_numbers`."""
@@ -94,7 +94,7 @@ class Fp8Matrix(_Coded):
         return rounded
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """See `QuantisedMatrix.read_blocks`: of each row a scale for each 128 inputs, float32, and its codes."""
+        """See `QuantisedMatrix.read_blocks`: each row is one float32 scale per 128 inputs, then the row's codes."""
         rows, inputs = self.shape
         data = torch.empty(rows, f8_row_bytes(inputs), dtype=torch.uint8)
         units = torch.arange(0, inputs, F8_UNIT) // self.block[1]
@@ -105,20 +105,20 @@ class Fp8Matrix(_Coded):
         return data, False
 
     def _scales(self, name: str) -> Tensor:
-        """One for each block, float32."""
+        """The scale of each block, float32."""
         rows, inputs = self.shape
         height, width = self.block
         return read_part(name, self.scales, _SCALES).float().reshape(-(-rows // height), -(-inputs // width))
 
     def _scale_rows(self, start: int, count: int) -> Tensor:
-        """Which row of scales is that of some rows."""
+        """The row of scales for each of `count` matrix rows from `start`."""
         return torch.arange(start, start + count) // self.block[0]
 
     def _codes(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Some rows after others, uint8, and which is the first.
+        """Yield the codes piece by piece: the index of the first row, and uint8 `[rows, K]`.
 
         Raises:
-            ModelFileError: one is NaN.
+            ModelFileError: a code is NaN.
         """
         rows, inputs = self.shape
         step = max(1, PIECE_ELEMENTS // inputs)
@@ -131,7 +131,7 @@ class Fp8Matrix(_Coded):
 
 @dataclass(frozen=True, slots=True)
 class Fp8Stack(_Coded):
-    """Where the matrices of a layer's experts lie, `[E, N, K]`, and their scales; all have them for the same blocks."""
+    """Where the matrices `[E, N, K]` of a layer's experts and their scales are stored; all have the same block size."""
 
     def slice(self, index: int) -> Fp8Matrix:
         """One of the matrices."""
@@ -142,21 +142,21 @@ class Fp8Stack(_Coded):
         return sum(self.slice(index).read_numbers(name, out[index]) for index in range(self.shape[0])) > 0
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """Not called: each matrix has its own."""
+        """Never called: blocks are read one matrix at a time."""
         raise ModelFileError(str(self.path), name, "is a stack of matrices, which are read one at a time")
 
 
 @functools.cache
 def _numbers_of_codes() -> Tensor:
-    """What each of 256 codes stands for: a look-up takes a sixth of the time of a conversion."""
+    """The value of each of the 256 codes; a look-up takes a sixth of the time of a conversion."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 
 def find_fp8(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> QuantisedMatrices:
-    """The matrices of a checkpoint in FP8; what concerns activations, keys and values is hidden.
+    """The matrices of an FP8 checkpoint; hides tensors that concern activations, keys and values.
 
     Raises:
-        ModelFileError: one has no scales, or scales that do not fit it.
+        ModelFileError: a matrix has no scales, or scales that do not fit it.
     """
     matrices: dict[str, QuantisedMatrix] = {}
     hidden = {name for name in stored if name.endswith(_UNHEEDED)}
@@ -180,7 +180,7 @@ def _matrix(
 
 
 def _block(name: str, codes: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None) -> tuple[int, int]:
-    """Rows and inputs that a scale is for."""
+    """The rows and inputs that share a scale."""
     if len(codes.shape) != 2 or not codes.bytes:
         raise ModelFileError(str(codes.path), name, f"has shape {codes.shape} in FP8; only matrices can be read")
     rows, inputs = codes.shape

@@ -1,4 +1,4 @@
-"""Where a model's recommended way to generate is written down: `generation_config.json`, or the catalogue.
+"""Where a model's recommended generation settings come from: `generation_config.json`, or the catalogue.
 
 Decides which file `--generation-config` means. Knows no sampling parameter.
 """
@@ -24,7 +24,7 @@ class GenerationConfig:
     """What a publisher recommends.
 
     Attributes:
-        values: in the terms of Hugging Face's `generation_config.json`; empty where there is no recommendation.
+        values: under the keys of Hugging Face's `generation_config.json`; empty if there is no recommendation.
         origin: the file, or `the catalogue`.
     """
 
@@ -36,14 +36,14 @@ _NOTHING = GenerationConfig({}, "")
 
 
 def read_generation_config(choice: str, model: Path) -> GenerationConfig:
-    """What is recommended for a model.
+    """The generation settings recommended for a model.
 
     Args:
-        choice: `auto`, `none`, or the path of another model's directory or file, as the operator gave it.
-        model: the model's `.gguf` file or directory.
+        choice: `auto`, `none`, or the path of a `generation_config.json` or of the directory that holds one.
+        model: the model's file or directory.
 
     Raises:
-        ConfigError: `choice` is a path at which there is no such file.
+        ConfigError: `choice` is a path, and there is no such file.
         ModelFileError: the file is not a JSON object.
     """
     match choice:

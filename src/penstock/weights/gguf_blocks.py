@@ -1,8 +1,8 @@
-"""The block formats of GGUF: raw bytes to their parts and to numbers, on the CPU.
+"""Decodes GGUF's block formats: raw bytes to block parts and to numbers, on the CPU.
 
 The layouts are ggml's (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h, `block_q4_0` and its
-neighbours). Those of 32 numbers are here, those of 256 in `gguf_k_blocks` and, with grids, in `gguf_grid_blocks`.
-Invariant: numbers are those of the `gguf` package, bit for bit.
+neighbours). Blocks of 32 numbers are here, blocks of 256 in `gguf_k_blocks` and, for grids, in `gguf_grid_blocks`.
+Invariant: numbers equal those of the `gguf` package, bit for bit.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.weights.gguf_parts import half_at, planes
 __all__ = ["FLOAT_TYPES", "block_bytes", "block_parts", "decode"]
 
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types that torch has itself; every other one comes in blocks."""
+"""Types that torch supports natively; all others are block formats."""
 
 _MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # of E2M1, doubled
 
 
 def decode(raw: Tensor, kind: BlockType) -> Tensor:
-    """Numbers of whole blocks.
+    """Decode whole blocks to numbers.
 
     Args:
         raw: uint8 `[bytes]`, contiguous.
-        kind: how the bytes are to be understood.
+        kind: format of the bytes.
 
     Returns:
         `[elements]`, in the stored float type, or float32 for blocks; may share `raw`'s memory.
@@ -42,22 +42,22 @@ def decode(raw: Tensor, kind: BlockType) -> Tensor:
 
 
 def block_parts(blocks: Tensor, name: str) -> BlockParts:
-    """The parts of blocks, uint8 `[B, bytes]`, of the format of this name."""
+    """Split blocks, uint8 `[B, bytes]`, of the named format into their parts."""
     return _BLOCKS[name](blocks)
 
 
 def block_bytes(name: str) -> int:
-    """Bytes of a block of the format of this name."""
+    """Bytes per block of the named format."""
     return next(kind.bytes for kind in READABLE_TYPES.values() if kind.name == name)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """`[B, 16]` bytes to `[B, 32]`: the low halves of all bytes come before the high halves."""
+    """Unpack `[B, 16]` bytes to `[B, 32]`: the low nibbles of all bytes, then the high nibbles."""
     return planes(packed, 16, (0, 4), 15)
 
 
 def _five_bits(high: Tensor, packed: Tensor) -> Tensor:
-    """Nibbles, and above each of them a bit of `high` `[B, 4]`."""
+    """Nibbles of `packed`, each with a fifth bit from `high` `[B, 4]`."""
     return _nibbles(packed) | planes(high, 1, range(8), 1) << 4
 
 
@@ -82,12 +82,12 @@ def _q5_1(blocks: Tensor) -> BlockParts:
 
 
 def _q8_0(blocks: Tensor) -> BlockParts:
-    """Bytes 0-1: scale; 2-33: signed bytes, here raised by 128."""
+    """Bytes 0-1: scale; 2-33: signed bytes, returned plus 128."""
     return BlockParts(blocks[:, 2:] ^ 128, half_at(blocks, 0), bias=128)
 
 
 def _iq4_nl(blocks: Tensor) -> BlockParts:
-    """Bytes 0-1: scale; 2-17: indices of uneven steps."""
+    """Bytes 0-1: scale; 2-17: indices into `IQ4_VALUES`."""
     return BlockParts(_nibbles(blocks[:, 2:]), half_at(blocks, 0), values=IQ4_VALUES)
 
 
@@ -107,4 +107,4 @@ _BLOCKS: Mapping[str, Callable[[Tensor], BlockParts]] = {
     **K_BLOCKS,
     **GRID_BLOCKS,
 }
-"""From `[B, bytes]` to the parts of as many blocks."""
+"""Decoders by format: uint8 `[B, bytes]` to the parts of B blocks."""

@@ -1,7 +1,7 @@
-"""From a checkpoint's tensors to those that the files of its family have, where one is not the other under a new name.
+"""Converts a checkpoint's tensors to those of its family's GGUF files, where more than the name differs.
 
-The way back of what families take together while loading: halves of a fused tensor, rows in another order. Each family
-says which; this file applies it, reading a tensor only when a part of it is wanted.
+Undoes what families combine while loading: halves of a fused tensor, rows in another order. Each family declares its
+conversions; this file applies them, reading a tensor only when a part of it is requested.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What becomes of one tensor of every layer.
+    """How one tensor of every layer is converted.
 
     Attributes:
-        name: Hugging Face's, with `{layer}` for the number of a layer.
-        parts: what makes each new tensor of its numbers, by the name that the family's dialect has for it, `{layer}`
-            included.
-        sliced: they are made slice by slice along the first dimension, which all of them share (experts).
+        name: its Hugging Face name, with `{layer}` for the layer's number.
+        parts: functions that make each new tensor from its numbers, by the new tensor's Hugging Face name in the
+            family's dialect, with `{layer}`.
+        sliced: whether new tensors are made slice by slice along the first dimension, which all share (experts).
     """
 
     name: str
@@ -40,14 +40,14 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class GgufWriting:
-    """What it takes to write the files of a family, beside its dialect read backwards.
+    """What is needed to write a family's files, besides its dialect applied in reverse.
 
     Attributes:
-        settings: makes keys below the architecture's name of the config and the converted tensors; they replace those
-            that all families share, and None takes one away.
-        conversions: of a checkpoint with this config.
-        vectors: tensors that are settings, float32, by their names in the file.
-        order: what a config would say if its tensors lay as the converted ones do.
+        settings: makes keys under the architecture's prefix from the config and the converted tensors; they replace
+            the keys that all families share, and None removes one.
+        conversions: the conversions for a checkpoint with this config.
+        vectors: makes the tensors that are settings, float32, by their names in the file.
+        order: config entries that describe the row order of the converted tensors.
     """
 
     settings: Callable[[Mapping[str, Any], TensorSource], dict[str, Any]] = lambda _config, _source: {}
@@ -68,9 +68,9 @@ class Converted(TensorSource):
 
     Args:
         source: the checkpoint.
-        conversions: of its family.
-        renamed: what a checkpoint puts in place of the beginning of a name, by that beginning.
-        left_out: beginnings of the names of tensors that have no place in the file.
+        conversions: its family's conversions.
+        renamed: the checkpoint's name prefixes, by the family's prefixes that they replace.
+        left_out: name prefixes of tensors that have no place in the file.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Converted(TensorSource):
                 self._parts |= _parts_of(stored, _family_name(stored, renamed or {}), patterns)
 
     def names(self) -> frozenset[str]:
-        """The names that the family's dialect has, where it has them."""
+        """The names of all converted tensors, under the names of the family's dialect."""
         return frozenset(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""What the GGUF files of Llama-like families have in common: names, and settings in Hugging Face's terms.
+"""What the GGUF files of Llama-like families have in common: tensor names, and settings translated to Hugging Face's.
 
-Decides what the shared keys mean. Does not know families: they call what they share, and add their own.
+Decides what the shared keys mean. Does not know families: each family calls these functions and adds its own settings.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INTERLEAVED: Mapping[str, Arrangement] = {
     "blk.{layer}.attn_k.weight": Arrangement.INTERLEAVED_KEY,
     "blk.{layer}.attn_k.bias": Arrangement.INTERLEAVED_KEY,
 }
-"""Arrangements of families whose rows of queries and keys lie as Llama's release rotates them: in pairs."""
+"""Arrangements of families with query and key rows in the order of Llama's release, which rotates adjacent pairs."""
 
 
 def decoder_settings(
@@ -62,14 +62,14 @@ def decoder_settings(
     kv_heads: int = 0,
     inner_size: int = 0,
 ) -> dict[str, Any]:
-    """The settings that Llama-like families share; windows are not among them.
+    """The settings that Llama-like families share, without sliding windows.
 
     Args:
-        keys: of the file.
-        partial_rotary: the family may rotate a part of each head (`rope.dimension_count`); others refuse that.
-        layer_norm_key: of a family with layer norms, what Hugging Face calls their epsilon; None for RMS norms.
-        kv_heads: of every layer that attends (`attending_layers`); 0 for a family in which all do.
-        inner_size: width of MLPs where the file need not say it, because all layers have experts; 0 where it must.
+        keys: the file's keys.
+        partial_rotary: whether the family may rotate only part of each head (`rope.dimension_count`).
+        layer_norm_key: Hugging Face's key for the epsilon of a family with layer norms; None for RMS norms.
+        kv_heads: key heads of every attention layer (`attending_layers`); 0 for a family in which all layers attend.
+        inner_size: MLP width if the file may omit it, because all layers have experts; 0 if the file must have it.
     """
     heads, width = heads_and_width(keys)
     kv_heads = kv_heads or keys.size("attention.head_count_kv", heads)
@@ -105,7 +105,7 @@ def decoder_settings(
 
 
 def attending_layers(keys: GgufKeys) -> tuple[int, list[bool]]:
-    """Of a hybrid model: key heads of the layers that attend, and which do. The others have none."""
+    """For a hybrid model: the key heads of each attention layer, and which layers attend. The others have none."""
     key = "attention.head_count_kv"
     counts = keys.sizes(key, keys.size("block_count"))
     found = set(counts) - {0}
@@ -117,12 +117,12 @@ def attending_layers(keys: GgufKeys) -> tuple[int, list[bool]]:
 def head_counts(
     config: Mapping[str, Any], attends: Sequence[bool] | None, indices: Sequence[int] | None = None
 ) -> list[int]:
-    """The way back of `attending_layers`: key heads of each layer, 0 where it does not attend.
+    """The inverse of `attending_layers`: key heads of each layer, 0 for a layer without attention.
 
     Args:
-        config: of the checkpoint.
-        attends: which layers do; None where `indices` says it, or all do.
-        indices: of those that do.
+        config: the checkpoint's config.
+        attends: which layers attend; None if `indices` says so, or if all do.
+        indices: indices of the layers that attend.
     """
     layers = config["num_hidden_layers"]
     if attends is None:
@@ -135,13 +135,13 @@ def _other_width(keys: GgufKeys, key: str, head_dim: int) -> ModelFileError:
 
 
 def _share(rotated: int, head_dim: int) -> float:
-    """The factor that transformers multiplies `head_dim` by, and rounds down to `rotated`."""
+    """The `partial_rotary_factor` from which transformers gets `rotated`: it rounds `head_dim * factor` down."""
     share = rotated / head_dim
     return share if int(head_dim * share) == rotated else math.nextafter(share, 1.0)
 
 
 def heads_and_width(keys: GgufKeys) -> tuple[int, int]:
-    """Query heads, and the hidden size, which cannot be fewer numbers than heads."""
+    """The number of query heads, and the hidden size, which may not be less."""
     heads, width = keys.size("attention.head_count"), keys.size("embedding_length")
     if heads > width:
         raise keys.fail("attention.head_count", f"{heads} heads are more than the {width} numbers they share")
@@ -149,7 +149,7 @@ def heads_and_width(keys: GgufKeys) -> tuple[int, int]:
 
 
 def refuse_window(keys: GgufKeys) -> None:
-    """Refuse a window that shows, for families whose files do not say which layers have it."""
+    """Refuse a window shorter than the context, for families whose files do not say which layers use it."""
     window, context = keys.window(), keys.size("context_length")
     if window is not None and window < context:
         raise keys.fail(
@@ -161,13 +161,13 @@ def refuse_window(keys: GgufKeys) -> None:
 def rope_scaling(keys: GgufKeys, rotated: int, *, beside: Sequence[str] = ()) -> dict[str, Any]:
     """The `rope_scaling` entry; empty for none.
 
-    `linear`, `yarn` and `longrope` come out in Hugging Face terms, per-frequency factors (`rope_freqs.weight`, which
-    divide the inverse frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its own
-    name, for the model to refuse.
+    `linear`, `yarn` and `longrope` are returned in Hugging Face's form, per-frequency factors (`rope_freqs.weight`,
+    which divide the inverse frequencies) as `{"rope_type": "factors", "factors": [...]}`, and anything else under its
+    own name, for the model to refuse.
 
     Args:
-        keys: of the file.
-        rotated: elements of a head that are rotated.
+        keys: the file's keys.
+        rotated: number of elements of a head that are rotated.
         beside: entries that the family reads itself.
     """
     if keys.has_tensor(_LONG_FACTORS) or keys.has_tensor(_SHORT_FACTORS):
@@ -193,7 +193,7 @@ def rope_scaling(keys: GgufKeys, rotated: int, *, beside: Sequence[str] = ()) ->
 
 
 def _yarn(keys: GgufKeys, entries: dict[str, Any]) -> dict[str, Any]:
-    """YaRN's settings, whose limits llama.cpp always rounds to whole pairs, as transformers does by default."""
+    """YaRN's settings; llama.cpp always rounds the ramp's limits to whole pairs, as transformers does by default."""
     names = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
     known = {"factor", "original_context_length", "finetuned", *names}
     for key in sorted(set(entries) - known):
@@ -208,7 +208,7 @@ def _yarn(keys: GgufKeys, entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _longrope(keys: GgufKeys) -> dict[str, Any]:
-    """Phi-3's: two tensors of factors, and the attention factor where the conversion wrote it."""
+    """Phi-3's LongRoPE: two tensors of factors, and the attention factor if the conversion wrote it."""
     entries = keys.rope_scaling()
     if entries.get("type", "longrope") not in ("longrope", "none"):
         kind = reprlib.repr(entries["type"])

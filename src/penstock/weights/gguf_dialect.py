@@ -1,7 +1,7 @@
-"""How a family's GGUF files say what its Hugging Face checkpoints say: names, arrangements of rows, settings.
+"""How a family's GGUF files map to its Hugging Face checkpoints: names, arrangements of rows, settings.
 
-Decides what a dialect is made of and how it is applied to a name. Does not know any family: each has its dialect in its
-own file of `models`, and what several share is in `gguf_decoder`.
+Decides what a dialect consists of and how it is applied to a name. Does not know any family: each family's dialect is
+in its own file in `models`, and what several share is in `gguf_decoder`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Arrangement(Enum):
     INTERLEAVED_KEY = auto()
     """The same, with the number of key heads."""
     MINUS_ONE = auto()
-    """A vector of which Hugging Face holds what it differs from 1 by (the weights of Gemma's norms)."""
+    """A vector that Hugging Face stores minus 1 (the weights of Gemma's norms)."""
     FLAT = auto()
-    """Stored with axes where Hugging Face has one vector."""
+    """Stored with several dimensions where Hugging Face has one vector."""
     FILTERS = auto()
     """Stored `[C, L]`, wanted `[C, 1, L]`."""
     DECAY = auto()
-    """A vector, maybe with axes, of which Hugging Face holds the logarithm of its opposite (Mamba's `A_log`)."""
+    """A vector `x`, possibly with extra dimensions, that Hugging Face stores as `log(-x)` (Mamba's `A_log`)."""
     ROW = auto()
-    """A vector that Hugging Face has as a matrix of one row."""
+    """A vector that Hugging Face stores as a matrix of one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceTensor:
-    """What a stored tensor is to a Hugging Face model."""
+    """A stored tensor's Hugging Face name and its arrangement."""
 
     name: str
     arrangement: Arrangement = Arrangement.SAME
@@ -55,18 +55,17 @@ class GgufDialect:
     """How the GGUF files of one family are read.
 
     Attributes:
-        architecture: what such files call themselves (`general.architecture`); the prefix of their keys.
-        model_type: what Hugging Face calls the family.
-        tensors: Hugging Face names by GGUF names, without `.weight` and `.bias`, which follow both alike; `{layer}`
-            stands for the number of a layer.
-        metadata: makes Hugging Face's settings of the file's. It asks for every key that it understands; what it does
-            not ask for is refused, unless it changes nothing. Vocabulary, tied embeddings and special tokens are
-            common to all families and come from elsewhere; a `model_type` among the settings replaces the dialect's.
-        arrangements: of the tensors that do not lie as Hugging Face has them, by GGUF name with its ending.
-        whole: Hugging Face names, with their endings, of tensors whose endings differ or are missing; by GGUF name
-            with its ending, if it has one.
-        writing: what files say besides, and what becomes of a checkpoint's tensors, where files are written too; None
-            for a family whose files hold the keys that are common, and its tensors as they are.
+        architecture: the files' `general.architecture`; the prefix of their keys.
+        model_type: Hugging Face's name of the family.
+        tensors: Hugging Face names by GGUF names, both without the `.weight` or `.bias` suffix that they share;
+            `{layer}` stands for a layer's number.
+        metadata: translates the file's settings to Hugging Face's. It reads every key that it understands; a key that
+            it does not read is refused, unless its value has no effect. Vocabulary size, tied embeddings and special
+            tokens are the same for all families and handled elsewhere; a returned `model_type` replaces the dialect's.
+        arrangements: arrangements of the tensors stored differently from Hugging Face's, by full GGUF name.
+        whole: full Hugging Face names, by full GGUF name, of tensors whose suffixes differ or are missing.
+        writing: extra settings and tensor conversions for writing files; None for a family whose files need only the
+            common keys, and its tensors unchanged.
     """
 
     architecture: str
@@ -85,7 +84,7 @@ class GgufDialect:
             vocab_size: rows of the token embedding.
 
         Raises:
-            ModelFileError: a key is missing, absurd or not understood.
+            ModelFileError: a key is missing, invalid or not understood.
         """
         if keys.has("vocab_size") and keys.size("vocab_size") != vocab_size:
             stated = keys.size("vocab_size")
@@ -97,7 +96,7 @@ class GgufDialect:
         return config
 
     def hugging_face_tensor(self, name: str) -> HuggingFaceTensor | None:
-        """What the GGUF tensor `name` is called by Hugging Face, or None if the family has no such tensor."""
+        """The Hugging Face name and arrangement of the GGUF tensor `name`; None if the family has no such tensor."""
         if _LAYER in name:
             return None
         layer, stored = _split_layer(name)
@@ -112,12 +111,12 @@ class GgufDialect:
 
 
 FindDialect = Callable[[str, str], GgufDialect]
-"""The dialect of an architecture, the first argument. Raises `ModelFileError`, naming the file that is the second, if
+"""Finds the dialect of an architecture (first argument). Raises `ModelFileError`, naming the file (second argument), if
 no family has this architecture."""
 
 
 def _split_layer(stem: str) -> tuple[str, str]:
-    """The number of the layer, and the name with `{layer}` in its place; nothing is split off other names."""
+    """A layer's number, and the name with `{layer}` in its place; "" and the name itself outside layers."""
     parts = stem.split(".")
     if len(parts) < 3 or parts[0] != "blk" or not _is_index(parts[1]):
         return "", stem
@@ -125,5 +124,5 @@ def _split_layer(stem: str) -> tuple[str, str]:
 
 
 def _is_index(text: str) -> bool:
-    """Plain decimal without leading zeros, so that no two stored names become one."""
+    """Whether `text` is decimal without leading zeros, so that no two stored names map to the same one."""
     return text.isascii() and text.isdigit() and (text == "0" or not text.startswith("0"))

@@ -1,7 +1,7 @@
-"""Numbers into the block formats of GGUF: of each format the blocks that come nearest, as far as is searched.
+"""Quantises numbers to GGUF's block formats.
 
-The inverse of `gguf_blocks`, with the same layouts. Blocks of 32 numbers are made as the format's reference makes them,
-bit for bit; those of 256 with scales at two levels are searched (`gguf_k_encode`).
+The inverse of `gguf_blocks`, with the same layouts. Blocks of 32 numbers match the reference implementation bit for
+bit; for blocks of 256 with two levels of scales, `gguf_k_encode` searches for the smallest error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def encode(numbers: Tensor, kind: str) -> Tensor:
-    """The bytes of numbers in a format.
+    """Encode numbers in a format.
 
     Args:
         numbers: finite float32, contiguous, a whole number of blocks.
-        kind: of `ENCODABLE`.
+        kind: a key of `ENCODABLE`.
 
     Returns:
         uint8 `[bytes]`, contiguous.
@@ -45,17 +45,17 @@ def encode(numbers: Tensor, kind: str) -> Tensor:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """One over each scale; 0 for 0, of a block of zeros."""
+    """The reciprocal of each scale; 0 for a scale of 0 (a block of zeros)."""
     return torch.where(scales == 0, 0.0, 1.0 / scales)
 
 
 def _largest(blocks: Tensor) -> Tensor:
-    """Of each block the number of largest size, with its sign: `[B, 1]`."""
+    """The number of largest magnitude in each block, with its sign: `[B, 1]`."""
     return blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
 
 
 def _packed_nibbles(codes: Tensor) -> Tensor:
-    """Codes `[B, 32]` to `[B, 16]` bytes: the first half of them in the low halves."""
+    """Pack codes `[B, 32]` into `[B, 16]` bytes, the first 16 codes in the low nibbles."""
     return codes[:, :16] | codes[:, 16:] << 4
 
 
@@ -66,14 +66,14 @@ def _packed_fifth_bits(codes: Tensor) -> Tensor:
 
 
 def _around_zero(blocks: Tensor, bias: int) -> tuple[Tensor, Tensor]:
-    """Scales `[B, 1]` and codes: the number of largest size gets code 0, `-bias` scales; rounded as in float64."""
+    """Scales `[B, 1]` and codes: the number of largest magnitude gets code 0 (`-bias` scales). Rounds in float64."""
     scales = _largest(blocks) / -bias
     codes = (blocks.double() * _inverse(scales).double() + (bias + 0.5)).trunc_().clamp_(0, 2 * bias - 1)
     return scales, codes.to(torch.uint8)
 
 
 def _between(blocks: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales and minima `[B, 1]`, and codes from 0 at the least number to `top` at the largest."""
+    """Scales and minima `[B, 1]`, and codes from 0 (the smallest number) to `top` (the largest)."""
     least = blocks.amin(1, keepdim=True)
     scales = (blocks.amax(1, keepdim=True) - least) / top
     codes = ((blocks - least) * _inverse(scales) + 0.5).trunc_().clamp_(0, top)
@@ -104,7 +104,7 @@ def _q5_1(blocks: Tensor) -> Tensor:
 def _q8_0(blocks: Tensor) -> Tensor:
     scales = blocks.abs().amax(1, keepdim=True) / 127
     raised = blocks * _inverse(scales)
-    codes = (raised.abs() + 0.5).floor_().copysign_(raised)  # halves go away from zero
+    codes = (raised.abs() + 0.5).floor_().copysign_(raised)  # round half away from zero
     return torch.cat((half_bytes(scales), codes.to(torch.int8).view(torch.uint8)), dim=1)
 
 
@@ -121,4 +121,4 @@ _ENCODERS: Mapping[str, Callable[[Tensor], Tensor]] = {
 ENCODABLE: Mapping[str, BlockType] = {
     kind.name: kind for kind in READABLE_TYPES.values() if kind.name in _ENCODERS or kind.name in _FLOATS
 }
-"""Formats that numbers can be put into, by name."""
+"""Formats that numbers can be encoded in, by name."""

@@ -1,9 +1,9 @@
 """Tensors of a GGUF file under Hugging Face names, in Hugging Face orientation, dequantised as they are read.
 
-Decides how stored rows reach their place: formats from `gguf_blocks`; names, arrangements and settings from the dialect
-of the family. Memory beyond the wanted tensor stays within a few MiB, or one row if that is more.
+Decides where stored rows go. Block formats come from `gguf_blocks`; names, arrangements and settings from the family's
+dialect. Memory beyond the requested tensor stays within a few MiB, or one row if that is more.
 
-Invariant: every tensor of the file has a name here or went into the config, or opening it failed.
+Invariant: every tensor of an opened file has a name here or is part of the config.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _COMPUTED = (Arrangement.MINUS_ONE, Arrangement.DECAY)
 
 
 class GgufSource(TensorSource):
-    """The tensors of one GGUF file, or of the parts of a split one, read on demand.
+    """The tensors of one GGUF file, or of all parts of a split file, read on demand.
 
     Attributes:
-        header: what the file says of itself.
-        config: its settings, in Hugging Face terms.
-        stored: where each tensor lies, by its Hugging Face name.
+        header: the file's header.
+        config: its settings, under Hugging Face's keys.
+        stored: where each tensor is stored, by its Hugging Face name.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GgufSource(TensorSource):
         return frozenset(self.stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, as Hugging Face has it."""
+        """The shape of a tensor in Hugging Face orientation."""
         if name not in self.stored:
             raise ModelFileError(str(self.header.path), name, "the file has no such tensor")
         tensor = self.stored[name]
@@ -82,7 +82,7 @@ class GgufSource(TensorSource):
         return "" if kind in FLOAT_TYPES else kind
 
     def read_blocks(self, name: str) -> StoredBlocks:
-        """See `TensorSource.read_blocks`; rows are put in Hugging Face order, blocks stay as they are."""
+        """See `TensorSource.read_blocks`; rows are put in Hugging Face order, blocks are unchanged."""
         if not self.stored_kind(name):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
         tensor = self.stored[name]
@@ -94,13 +94,13 @@ class GgufSource(TensorSource):
         return StoredBlocks(tensor.kind.name, placed)
 
     def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
-        """See `TensorSource.read_slice_blocks`; nothing but the slice is read."""
+        """See `TensorSource.read_slice_blocks`; reads only the slice."""
         if not self.stored_kind(name):
             raise ModelFileError(str(self.header.path), name, "is not stored in quantised blocks")
         return _read_blocks(self._slice(name, index))
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
-        """See `TensorSource.read_slice_into`; nothing but the slice is read."""
+        """See `TensorSource.read_slice_into`; reads only the slice."""
         part = self._slice(name, index)
         if tuple(out.shape) != part.shape:
             raise ModelFileError(
@@ -128,7 +128,7 @@ class GgufSource(TensorSource):
             for start, rows in _row_pieces(tensor):
                 convert_into(rows.T, out[:, start : start + len(rows)], path, name)
         elif arrangement in _COMPUTED:
-            numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose what makes the difference
+            numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose the difference from 1
             self._read_flat(tensor, numbers)
             if arrangement is Arrangement.DECAY and not bool((numbers < 0).all()):
                 raise ModelFileError(str(path), tensor.name, "must be below 0 throughout")
@@ -142,7 +142,7 @@ class GgufSource(TensorSource):
                 out.view(tensor.shape[0], -1)[order[start : start + len(rows)]] = placed
 
     def _read_flat(self, tensor: GgufTensor, flat: torch.Tensor) -> None:
-        """Elements lie as wanted: straight in for float types, block by block for the others."""
+        """Read elements that are already in order: directly for float types, decoded piece by piece for blocks."""
         path, kind = tensor.path, tensor.kind
         if kind.name in FLOAT_TYPES:
             read_elements(path, tensor.name, tensor.offset, FLOAT_TYPES[kind.name], flat)
@@ -154,8 +154,8 @@ class GgufSource(TensorSource):
     def _row_order(self, tensor: GgufTensor, arrangement: Arrangement) -> torch.Tensor:
         """Where each stored row goes: `[rows]`, int64.
 
-        Stored rows of a head alternate between the halves that Hugging Face's rotary embedding rotates (`permute` in
-        llama.cpp's conversion); its inverse puts row `2i + j` at `j * D / 2 + i`.
+        Stored rows of a head alternate between the two halves of Hugging Face's rotary embedding (`permute` in
+        llama.cpp's conversion); the inverse puts row `2i + j` at `j * D / 2 + i`.
         """
         query = arrangement is Arrangement.INTERLEAVED_QUERY
         heads = self.config["num_attention_heads" if query else "num_key_value_heads"]
@@ -172,12 +172,12 @@ def _read_blocks(tensor: GgufTensor) -> StoredBlocks:
 
 
 def _row_pieces(tensor: GgufTensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Rows of a matrix (or the single numbers of a vector) in order: index of the first, and `[rows, row size]`."""
+    """Yield rows of a matrix (or elements of a vector) in order: index of the first, and `[rows, row size]`."""
     return _pieces(tensor, tensor.shape[-1] if len(tensor.shape) > 1 else 1)
 
 
 def _pieces(tensor: GgufTensor, width: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The tensor as rows of `width` elements, a few MiB at a time: index of the first row, and `[rows, width]`."""
+    """Yield the tensor as rows of `width` elements, a few MiB at a time: the first row's index, and `[rows, width]`."""
     kind = tensor.kind
     rows, row_bytes = tensor.elements // width, width // kind.elements * kind.bytes
     step = max(1, min(rows, PIECE_ELEMENTS // width))
@@ -194,11 +194,11 @@ def open_gguf(path: Path, dialects: FindDialect) -> GgufSource:
     """Open a GGUF file: check its header, translate its settings and names.
 
     Args:
-        path: the file; of a split one any part.
+        path: the file, or any part of a split file.
         dialects: finds the dialect of the file's architecture.
 
     Raises:
-        ModelFileError: it is malformed, or holds something that is not understood.
+        ModelFileError: the file is malformed, or holds something that is not understood.
     """
     header = read_gguf(path)
     file = str(path)
@@ -224,7 +224,7 @@ def open_gguf(path: Path, dialects: FindDialect) -> GgufSource:
 
 
 def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, config: dict[str, Any]) -> None:
-    """Numbers can be put in their places only if the tensor is what its arrangement says."""
+    """Raise ModelFileError unless the tensor's shape and type fit its arrangement."""
     if arrangement is Arrangement.TRANSPOSED and len(tensor.shape) != 2:
         raise ModelFileError(file, tensor.name, f"must be a matrix, got shape {tensor.shape}")
     if arrangement is Arrangement.FILTERS and len(tensor.shape) != 2:
@@ -240,7 +240,7 @@ def _check_arrangement(file: str, tensor: GgufTensor, arrangement: Arrangement, 
 
 
 def _check_heads(file: str, tensor: GgufTensor, arrangement: Arrangement, config: dict[str, Any]) -> None:
-    """Rows can be put in order only if they are the heads that the settings promise."""
+    """Raise ModelFileError unless the tensor's rows are the heads that the settings describe."""
     query = arrangement is Arrangement.INTERLEAVED_QUERY
     heads = config["num_attention_heads" if query else "num_key_value_heads"]
     rows = heads * config["head_dim"]

@@ -1,8 +1,7 @@
-"""From Hugging Face's terms to a GGUF file's: names, arrangements of rows, settings. The way back of `gguf_file`.
+"""Translates Hugging Face's names, row arrangements and settings to those of a GGUF file. The inverse of `gguf_file`.
 
-Decides which families of directories can be written: those whose files say all that their configs do in the keys that
-are common. Names and arrangements come from the family's dialect, read backwards; whether the settings arrive is found
-out by whoever writes the file, by reading it (`penstock.quantizing`).
+Decides which families of directories can be written. Names and arrangements come from the family's dialect, applied in
+reverse; the writer checks that no setting was lost, by reading the file back (`penstock.quantizing`).
 """
 
 from __future__ import annotations
@@ -55,27 +54,27 @@ ARCHITECTURES: Mapping[str, str] = {
     "smollm3": "smollm3",
     "starcoder2": "starcoder2",
 }
-"""What GGUF calls a `model_type` whose directories can be written."""
+"""GGUF's architecture for each `model_type` whose directories can be written."""
 
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<number>\d+)\.(?P<part>[a-z0-9_]+)(?P<ending>\.weight)")
 _ORIGINAL_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-"""What Mixtral's checkpoints call the parts of an expert."""
+"""Mixtral's names for the parts of an expert."""
 
 _BUFFER = re.compile(r".*(rotary_emb\.inv_freq|h\.\d+\.attn\.(bias|masked_bias))")
-"""Tensors of older checkpoints that hold what the config says."""
+"""Buffers in older checkpoints that follow from the config."""
 
 
 _ROOTS = ("model", "transformer")
-"""Prefixes that checkpoints without a head leave out."""
+"""Name prefixes that checkpoints without a head omit."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as a GGUF file has it.
+    """A tensor as it will be in a GGUF file.
 
     Attributes:
-        shape: in the file, rows last.
-        rows: makes its numbers, float32, in the order of the file: pieces of whole rows.
+        shape: its shape in the file, rows last.
+        rows: yields its numbers, float32, in file order: pieces of whole rows.
     """
 
     name: str
@@ -84,10 +83,10 @@ class StoredTensor:
 
 
 def tensors_of(source: TensorSource, dialect: GgufDialect, config: Mapping[str, Any], file: str) -> list[StoredTensor]:
-    """The checkpoint's tensors as a file of this dialect has them, layer by layer.
+    """The checkpoint's tensors in the form of this dialect, layer by layer.
 
     Raises:
-        ModelFileError: one has no name there.
+        ModelFileError: the dialect has no name for a tensor.
     """
     names = _Names(dialect)
     stacks: dict[str, dict[int, str]] = {}
@@ -121,11 +120,11 @@ def _is_left_out(name: str, source: TensorSource, config: Mapping[str, Any]) -> 
     if source.shape(name) != source.shape(table):
         return False
     head, embedding = (source.read(each, torch.float32, "cpu") for each in (name, table))
-    return torch.equal(head, embedding)  # a tied checkpoint with other values in its head means its head
+    return torch.equal(head, embedding)  # a "tied" checkpoint whose head differs does use its head
 
 
 def _place(name: str) -> tuple[int, int, str]:
-    """Embeddings, layers in order, then what is behind them; as files are usually laid out."""
+    """Sort key: embeddings, layers in order, then the output tensors, as files are usually laid out."""
     parts = name.split(".")
     if parts[0] == "blk":
         return 1, int(parts[1]), name
@@ -133,7 +132,7 @@ def _place(name: str) -> tuple[int, int, str]:
 
 
 class _Names:
-    """A dialect's names, from Hugging Face's to the file's."""
+    """Maps Hugging Face names to a dialect's names."""
 
     def __init__(self, dialect: GgufDialect) -> None:
         pairs = [
@@ -151,7 +150,7 @@ class _Names:
         self._arrangements = dialect.arrangements
 
     def stored(self, name: str) -> tuple[str, Arrangement] | None:
-        """The file's name and arrangement of a tensor; None if there is none."""
+        """A tensor's name in the file and its arrangement; None if the dialect has no name for it."""
         for candidate in (name, *(f"{root}.{name}" for root in _ROOTS)):
             if candidate in self._plain:
                 stored = self._plain[candidate]
@@ -174,7 +173,7 @@ def _tensor(
         shape = shape[0], shape[-1]
 
     def rows() -> Iterator[Tensor]:
-        if len(shape) > 2 and arrangement is Arrangement.SAME:  # as many matrices may be more than memory holds
+        if len(shape) > 2 and arrangement is Arrangement.SAME:  # all matrices at once may not fit in memory
             for index in range(shape[0]):
                 matrix = torch.empty(shape[1:])
                 source.read_slice_into(name, index, matrix)
@@ -187,7 +186,7 @@ def _tensor(
 
 def _arranged(numbers: Tensor, arrangement: Arrangement, config: Mapping[str, Any]) -> Tensor:
     match arrangement:
-        case Arrangement.SAME | Arrangement.ROW | Arrangement.FLAT:  # axes, where files have them, are conversions
+        case Arrangement.SAME | Arrangement.ROW | Arrangement.FLAT:  # a `Conversion` adds any dimensions of the file
             return numbers
         case Arrangement.FILTERS:
             return numbers.squeeze(1)
@@ -227,7 +226,7 @@ _SAME_MEANING = {
     "logit_scale": ("logits_scaling",),
     "residual_scale": ("residual_multiplier",),
 }
-"""Keys of a file, and the settings of a config that mean the same, where the config has them."""
+"""Keys of a file, and the config settings with the same meaning."""
 
 _REAL = ("epsilon", "scale", "softcapping")
 
@@ -235,14 +234,14 @@ _REAL = ("epsilon", "scale", "softcapping")
 def settings_of(
     config: Mapping[str, Any], shape: ModelShape, window: int | None, rotated: int, architecture: str
 ) -> dict[str, Any]:
-    """A file's settings below its architecture's name, as far as all families share them; without a rope's scaling.
+    """The settings under a file's architecture prefix that all families share, without RoPE scaling.
 
     Args:
-        config: the checkpoint's.
-        shape: of the model.
-        window: of the layers that have one.
-        rotated: elements of a head that are rotated; 0 for a model that is not.
-        architecture: what the file will call itself.
+        config: the checkpoint's config.
+        shape: the model's shape.
+        window: the sliding window of the layers that have one; None if none has.
+        rotated: number of elements of a head that are rotated; 0 for a model without RoPE.
+        architecture: the file's `general.architecture`.
     """
     inner = config.get("intermediate_size") or config.get("n_inner") or 4 * shape.hidden_size
     keys: dict[str, Any] = {

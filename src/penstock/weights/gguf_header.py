@@ -1,4 +1,4 @@
-"""The header of a GGUF file: metadata and where tensors lie, believed only as far as the file's size bears it out.
+"""The header of a GGUF file: metadata and where tensors are stored, checked against the file's size.
 
 Decides what a well-formed file is, by the format's specification (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md):
 versions 2 and 3, little-endian; tensors follow each other in order, aligned, without holes or overlaps. Every count and
@@ -67,7 +67,7 @@ READABLE_TYPES: Mapping[int, BlockType] = {
 """Types that can be read, by their number in the file."""
 
 BLOCK_TYPES = frozenset(kind.name for kind in READABLE_TYPES.values() if kind.elements > 1)
-"""Names of those that come in quantised blocks."""
+"""Names of the quantised block types."""
 
 GGML_TYPE_NAMES: Mapping[int, str] = {
     **{number: kind.name for number, kind in READABLE_TYPES.items()},
@@ -83,7 +83,7 @@ GGML_TYPE_NAMES: Mapping[int, str] = {
 }
 """Names of the types that the format knows, for messages."""
 
-_MAX_ITEMS = 1 << 23  # keys, array items and tensors of one header together; a large vocabulary has below 2^20
+_MAX_ITEMS = 1 << 23  # keys, array items and tensors of one header in total; a large vocabulary has fewer than 2^20
 _MAX_STRING = 1 << 24
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -92,13 +92,13 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """Where a tensor is stored.
 
     Attributes:
-        path: of the file.
-        shape: slowest dimension first (the file lists them the other way round).
-        offset: of its first byte in the file.
-        bytes: how many it has.
+        path: the file.
+        shape: slowest dimension first (the file lists them in reverse).
+        offset: position of its first byte in the file.
+        bytes: its size.
     """
 
     path: Path
@@ -110,18 +110,18 @@ class GgufTensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.bytes // self.kind.bytes * self.kind.elements
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All that a file says of itself.
+    """The contents of a file's header.
 
     Attributes:
         metadata: scalars as bool, int, float or str; arrays as tuples.
-        data_start: where the header ends.
-        parts: all files that the tensors lie in.
+        data_start: position where tensor data begins.
+        parts: all files that hold the tensors.
     """
 
     path: Path
@@ -132,7 +132,7 @@ class GgufHeader:
 
 
 class _Cursor:
-    """Takes values off the front of a file; owned by one `read_gguf_header` call."""
+    """Reads values from a file in order; owned by one `read_gguf_header` call."""
 
     def __init__(self, stream: BinaryIO, path: Path, size: int) -> None:
         self._stream = stream
@@ -157,7 +157,7 @@ class _Cursor:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def count(self, smallest: int) -> int:
-        """A count of items of at least `smallest` bytes each."""
+        """Read a count of items of at least `smallest` bytes each."""
         count: int = self.number("Q")
         self._items += count
         if count * smallest > self.left or self._items > _MAX_ITEMS:
@@ -275,7 +275,7 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockType,
 def _place(
     path: Path, infos: list[tuple[str, tuple[int, ...], BlockType, int]], data_start: int, alignment: int, size: int
 ) -> dict[str, GgufTensor]:
-    """Check that tensors follow each other in order, as every writer lays them out, and fill the file."""
+    """Locate tensors, checking that they follow each other in order, as every writer lays them out, to the file end."""
     tensors: dict[str, GgufTensor] = {}
     position = 0
     for name, shape, kind, offset in infos:

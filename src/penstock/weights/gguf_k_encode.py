@@ -1,10 +1,10 @@
-"""Numbers into GGUF's blocks of 256 with scales at two levels: Q4_K, Q5_K and Q6_K.
+"""Quantises numbers to GGUF's blocks of 256 with two levels of scales: Q4_K, Q5_K and Q6_K.
 
-A share of 32 or 16 neighbours has its own scale, and in Q4_K and Q5_K its own minimum; a block has them as integers of
-six or eight bits, in units of a float16. Which ones come nearest to the numbers is searched in three steps. Each share
-alone, with a scale of any size: from several first guesses, codes by rounding and the scale by least squares. Then the
-integers nearest to those scales, and their neighbours. Then the block's units once more, by least squares for the codes
-that came of it. Nearest is by the squared error, which decreases with every step or is kept.
+Each share of 32 or 16 neighbours has its own scale, and in Q4_K and Q5_K its own minimum; a block stores them as
+integers of six or eight bits, in float16 units. A search minimises the squared error in three steps. First each share
+alone, with an unrestricted scale: from several initial guesses, round to get codes, then fit the scale by least
+squares. Then the integers nearest to those scales, and their neighbours. Then the block's units again, by least squares
+for the resulting codes. Rounds within a step never increase the squared error.
 
 Layouts as in `gguf_k_blocks`.
 """
@@ -32,7 +32,7 @@ def _ratio(above: Tensor | float, below: Tensor) -> Tensor:
 
 
 def _as_half(numbers: Tensor) -> Tensor:
-    """The float16 nearest to each number, as float32; infinite where it is too large, which `half_bytes` refuses."""
+    """Round each number to float16, as float32; a number too large becomes infinite, which `half_bytes` refuses."""
     return numbers.to(torch.float16).float()
 
 
@@ -45,7 +45,7 @@ def _codes(numbers: Tensor, scales: Tensor, least: int, top: int) -> Tensor:
 
 
 def _fit_line(shares: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and minimum `[N, 1]` by which `scale * code - minimum` comes nearest to shares `[N, E]`.
+    """Fit scales and minima `[N, 1]` so that `scale * code - minimum` is nearest to shares `[N, E]`.
 
     No minimum is below 0.
     """
@@ -61,7 +61,7 @@ def _fit_line(shares: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nearest_lines(shares: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Scales and minima `[N, 1]` of shares `[N, E]` taken alone, for codes from 0 to `top`."""
+    """Scales and minima `[N, 1]` for shares `[N, E]` taken alone, for codes from 0 to `top`."""
     least = shares.amin(1, keepdim=True).clamp_(max=0.0)
     span = shares.amax(1, keepdim=True).sub_(least)
     scale, minimum = span / top, -least
@@ -75,7 +75,7 @@ def _nearest_lines(shares: Tensor, top: int) -> tuple[Tensor, Tensor]:
         torch.where(better, other_scale, scale, out=scale)
         torch.where(better, other_minimum, minimum, out=minimum)
 
-    # More steps than there are codes cut the outermost numbers off, and the others are the finer for it.
+    # A finer step than `span / top` clips the outermost numbers and represents the others more precisely.
     for guess in _LINE_GUESSES:
         take(_codes(shares - least, span / (top + guess), 0, top))
     for _ in range(_ROUNDS):
@@ -86,7 +86,7 @@ def _nearest_lines(shares: Tensor, top: int) -> tuple[Tensor, Tensor]:
 def _line_integers(
     shares: Tensor, scales: Tensor, minima: Tensor, units: tuple[Tensor, Tensor], top: int
 ) -> tuple[Tensor, Tensor]:
-    """Six-bit integers for scales and minima `[B, S, 1]` of shares `[B, S, E]`, in units `[B, 1, 1]` each."""
+    """Six-bit integers for the scales and minima `[B, S, 1]` of shares `[B, S, E]`, in `units`, `[B, 1, 1]` each."""
     start = [_codes(wanted, unit, 0, 63) for wanted, unit in zip((scales, minima), units, strict=True)]
     best = torch.full_like(scales, torch.inf)
     found = start[0].clone(), start[1].clone()
@@ -105,7 +105,7 @@ def _line_integers(
 
 
 def _fit_units(shares: Tensor, scaled: Tensor, minima: Tensor) -> tuple[Tensor, Tensor]:
-    """The units `u, v` `[B, 1, 1]` by which `u * scaled - v * minima` comes nearest to shares `[B, S, E]`."""
+    """Fit units `u, v` `[B, 1, 1]` so that `u * scaled - v * minima` is nearest to shares `[B, S, E]`."""
 
     def over_block(numbers: Tensor) -> Tensor:
         return numbers.sum((1, 2), keepdim=True, dtype=torch.float64)
@@ -121,7 +121,7 @@ def _fit_units(shares: Tensor, scaled: Tensor, minima: Tensor) -> tuple[Tensor, 
 
 
 def _lines(blocks: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Blocks `[B, 256]` as units for scales and for minima `[B, 1]`, their integers `[B, 8]` and codes `[B, 256]`."""
+    """Quantise blocks `[B, 256]`: units of scales and minima `[B, 1]`, their integers `[B, 8]`, codes `[B, 256]`."""
     shares = blocks.view(-1, 8, 32)
     scales, minima = (each.view(-1, 8, 1) for each in _nearest_lines(shares.view(-1, 32), top))
     units = _as_half(scales.amax(1, keepdim=True) / 63), _as_half(minima.amax(1, keepdim=True) / 63)
@@ -145,7 +145,7 @@ def _lines(blocks: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Te
 
 
 def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
-    """Six-bit scales and minima `[B, 8]` as `[B, 12]` bytes; see `gguf_k_blocks` for what lies where."""
+    """Pack six-bit scales and minima `[B, 8]` into `[B, 12]` bytes; see `gguf_k_blocks` for the layout."""
     return torch.cat(
         (
             scales[:, :4] | scales[:, 4:] >> 4 << 6,
@@ -157,7 +157,7 @@ def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
 
 
 def _packed_nibbles(codes: Tensor, run: int) -> Tensor:
-    """Four-bit codes `[B, 256]` as `[B, 128]` bytes: of two runs, one lies in the low halves, the next above it."""
+    """Pack four-bit codes `[B, 256]` into `[B, 128]` bytes: of each two runs, the first is in the low nibbles."""
     pairs = codes.view(len(codes), -1, 2, run)
     return (pairs[:, :, 0] | pairs[:, :, 1] << 4).flatten(1)
 
@@ -176,7 +176,7 @@ def _q5_k(blocks: Tensor) -> Tensor:
 
 
 def _nearest_rays(shares: Tensor) -> Tensor:
-    """Scales `[N, 1]`, of either sign, of shares `[N, E]` taken alone, for codes from -32 to 31."""
+    """Scales `[N, 1]` of either sign for shares `[N, E]` taken alone, for codes from -32 to 31."""
     largest = shares.gather(1, shares.abs().argmax(1, keepdim=True))
     scale = largest / -32
     best = _error(shares, _codes(shares, scale, -32, 31) * scale)
@@ -196,7 +196,7 @@ def _nearest_rays(shares: Tensor) -> Tensor:
 
 
 def _ray_integers(shares: Tensor, scales: Tensor, unit: Tensor) -> Tensor:
-    """Eight-bit integers for scales `[B, S, 1]` of shares `[B, S, E]`, in units `[B, 1, 1]`."""
+    """Eight-bit integers for the scales `[B, S, 1]` of shares `[B, S, E]`, in units `[B, 1, 1]`."""
     start = _codes(scales, unit, -128, 127)
     best, found = torch.full_like(scales, torch.inf), start.clone()
     for step in _NEIGHBOURS:

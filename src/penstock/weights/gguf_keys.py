@@ -1,9 +1,9 @@
-"""What a GGUF file says of its model: the metadata below its architecture's name, and short tensors that are settings.
+"""A GGUF file's model settings: the metadata under its architecture's prefix, and short tensors that are settings.
 
-Decides how a value is checked and named in errors, and which values change nothing under any architecture (key names:
+Decides how a value is checked and named in errors, and which values have no effect under any architecture (key names:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Does not know what a key means to a family.
 
-Invariant: an architecture's key is asked for, or has a value that changes nothing, or is refused. None is dropped.
+Invariant: every key of the architecture is read, or has a value without effect, or is refused. None is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_SIZE = 1 << 31
 _MAX_VECTOR = 4096
 _ROPE_SCALING = "rope.scaling."
 
-# Keys that may stand beside the translated ones, with the values under which they change nothing.
+# Keys that may be left unread, with the values under which they have no effect.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -45,15 +45,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class GgufKeys:
-    """The settings of one file; remembers which were asked for. Owned by one `open_gguf` call.
+    """The settings of one file; remembers which were read. Owned by one `open_gguf` call.
 
     Args:
-        header: the file's own words.
+        header: the file's header.
         architecture: the prefix of its keys.
 
     Attributes:
         file: the file's path, for errors.
-        tensors_read: names of the tensors whose numbers were asked for as settings.
+        tensors_read: names of the tensors that were read as settings.
     """
 
     def __init__(self, header: GgufHeader, architecture: str) -> None:
@@ -65,22 +65,22 @@ class GgufKeys:
         self._read: set[str] = set()
 
     def fail(self, key: str, message: str) -> ModelFileError:
-        """The error that refuses `key`, to be raised by the caller."""
+        """The error that refuses `key`, for the caller to raise."""
         return ModelFileError(self.file, self._prefix + key, message)
 
     def has(self, key: str) -> bool:
-        """Whether the file has this key, without the architecture's prefix."""
+        """Whether the file has this key (given without the architecture's prefix)."""
         return key in self._values
 
     def get(self, key: str) -> Any:
-        """A value as it is stored."""
+        """A value as stored; raises ModelFileError if the key is missing."""
         self._read.add(key)
         if key not in self._values:
             raise self.fail(key, "is missing")
         return self._values[key]
 
     def size(self, key: str, default: int = 0) -> int:
-        """A whole number from 1 up; `default`, if not 0, stands for a missing key."""
+        """An integer of at least 1; a nonzero `default` replaces a missing key."""
         if default and not self.has(key):
             return default
         value = self.get(key)
@@ -89,7 +89,7 @@ class GgufKeys:
         return value
 
     def sizes(self, key: str, count: int) -> tuple[int, ...]:
-        """`count` whole numbers from 0 up; where the file has one, it stands for all."""
+        """`count` integers of at least 0; a single stored number is repeated `count` times."""
         value = self.get(key)
         values = value if isinstance(value, tuple) else (value,) * count
         if len(values) != count or any(type(each) is not int or not 0 <= each < _MAX_SIZE for each in values):
@@ -97,7 +97,7 @@ class GgufKeys:
         return values
 
     def real(self, key: str, default: float = 0.0) -> float:
-        """A finite number above 0; `default`, if not 0, stands for a missing key."""
+        """A finite number above 0; a nonzero `default` replaces a missing key."""
         if default and not self.has(key):
             return default
         value = self.get(key)
@@ -106,15 +106,15 @@ class GgufKeys:
         return float(value)
 
     def window(self) -> int | None:
-        """`attention.sliding_window`: positions that a sliding layer looks back to; None for no window (absent or 0).
+        """`attention.sliding_window`: how many positions a sliding layer looks back; None if absent or 0.
 
-        A family that does not call this has no windows, and its files are refused if they say so.
+        A family without sliding windows does not call this, so its files are refused if they set one.
         """
         key = "attention.sliding_window"
         return self.size(key) if self.has(key) and self.get(key) != 0 else None
 
     def rope_scaling(self) -> dict[str, Any]:
-        """Every `rope.scaling.*` entry, by what follows."""
+        """Every `rope.scaling.*` entry, keyed without that prefix."""
         names = [key for key in self._values if key.startswith(_ROPE_SCALING)]
         return {name[len(_ROPE_SCALING) :]: self.get(name) for name in names}
 
@@ -123,7 +123,7 @@ class GgufKeys:
         return name in self._header.tensors
 
     def rows(self, name: str) -> int:
-        """How many rows the tensor of this (GGUF) name has.
+        """Number of rows of the tensor of this (GGUF) name.
 
         Raises:
             ModelFileError: there is no such tensor.
@@ -133,10 +133,10 @@ class GgufKeys:
         return self._header.tensors[name].shape[0]
 
     def vector(self, name: str) -> tuple[float, ...]:
-        """The numbers of a short tensor that is a setting and no weight; empty without it.
+        """The numbers of a short tensor that is a setting, not a weight; empty if the file lacks it.
 
         Raises:
-            ModelFileError: it is not a vector of at most 4,096 numbers in float32.
+            ModelFileError: it is not a float32 vector of at most 4,096 numbers.
         """
         tensor = self._header.tensors.get(name)
         if tensor is None:
@@ -155,10 +155,10 @@ class GgufKeys:
         return {name: value for name, value in found.items() if type(value) is int}
 
     def finish(self) -> None:
-        """Check that every key was asked for or changes nothing.
+        """Check that every key was read or has no effect.
 
         Raises:
-            ModelFileError: one was not, and it could change the answers.
+            ModelFileError: a key was not read, and could change the answers.
         """
         for key, value in self._values.items():
             if key in self._read or value in _NEUTRAL.get(key, ()):

@@ -1,7 +1,7 @@
-"""Which kind of blocks each tensor of a quantised GGUF file has: the mixtures that people know by name.
+"""Chooses the block kind of each tensor in a quantised GGUF file: well-known mixtures such as `Q4_K_M`.
 
-Decides it as llama.cpp's quantiser does without an importance matrix (its `src/llama-quant.cpp`), so that `Q4_K_M` here
-is `Q4_K_M` there. Vectors, norms, routers and the filters of short convolutions are never quantised.
+Follows llama.cpp's quantiser without an importance matrix (its `src/llama-quant.cpp`), so that `Q4_K_M` means the same
+there and here. Vectors, norms, routers and the filters of short convolutions are never quantised.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["FORMS", "Form", "ModelFacts", "choose_kinds"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A form of file.
+    """A named mixture of block kinds.
 
     Attributes:
-        kind: of most matrices.
-        number: what `general.file_type` says.
-        raised: the kind of the matrices that cost most in quality, in some layers; None where all are alike.
+        kind: block kind of most matrices.
+        number: the value of `general.file_type`.
+        raised: wider kind, in some layers, for the matrices that affect quality most; None for a single kind.
     """
 
     kind: str
@@ -45,11 +45,11 @@ FORMS: Mapping[str, Form] = {
     "Q4_1": Form("Q4_1", 3),
     "Q4_0": Form("Q4_0", 2),
 }
-"""By name, the best first."""
+"""Forms by name, best first."""
 
 _FLOATS = ("F32", "F16", "BF16")
 _NARROWER = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""What takes a kind's place where rows are no multiple of 256."""
+"""Replacement kinds for tensors whose row length is not a multiple of 256."""
 
 _KEPT = ("_norm.weight", "ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
@@ -60,13 +60,13 @@ _ELEMENTS = {kind.name: kind.elements for kind in READABLE_TYPES.values()}
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the rules ask of a model.
+    """The facts about a model that the rules depend on.
 
     Attributes:
         architecture: `general.architecture`.
-        layers: how many there are.
-        experts: of each layer; 0 for none.
-        shared_heads: several query heads have one head of keys and values.
+        layers: number of layers.
+        experts: experts per layer; 0 for none.
+        shared_heads: whether several query heads share a key/value head.
     """
 
     architecture: str
@@ -76,17 +76,17 @@ class ModelFacts:
 
     @property
     def is_70b(self) -> bool:
-        """Whether llama.cpp takes it for a 70B, whose matrices of values are small and cost little as wider blocks."""
+        """Whether llama.cpp treats it as a 70B model, whose small value matrices can afford wider blocks."""
         return self.architecture in ("llama", "qwen2") and self.layers == 80 and self.shared_heads
 
 
 def choose_kinds(form: Form, tensors: Mapping[str, tuple[int, ...]], facts: ModelFacts) -> dict[str, str | None]:
-    """The kind of every tensor; None for one that stays as it is.
+    """The block kind of every tensor; None for a tensor that is not quantised.
 
     Args:
-        form: what was asked for.
+        form: the requested form.
         tensors: shapes by GGUF name, rows last.
-        facts: of the model.
+        facts: facts about the model.
     """
     attending = sorted({layer for layer, rest in map(_split, tensors) if rest in _VALUES})
     place = {layer: index for index, layer in enumerate(attending)}
@@ -98,7 +98,7 @@ def choose_kinds(form: Form, tensors: Mapping[str, tuple[int, ...]], facts: Mode
 
 
 def _split(name: str) -> tuple[int, str]:
-    """The number of a tensor's layer, -1 outside layers, and its name in the layer."""
+    """A tensor's layer number (-1 outside layers) and its name within the layer."""
     found = _LAYER.fullmatch(name)
     return (int(found[1]), found[2]) if found else (-1, name)
 
@@ -141,12 +141,12 @@ def _of_values(form: Form, place: int, count: int, facts: ModelFacts) -> str:
 
 
 def _is_raised(place: int, count: int) -> bool:
-    """The first and the last eighth of the layers, and every third of the others."""
+    """Whether a layer is in the first or last eighth of the layers, or every third of the others."""
     return place < count // 8 or place >= 7 * count // 8 or (place - count // 8) % 3 == 2
 
 
 def _fitting(kind: str, width: int) -> str:
-    """The kind, or the one that takes its place where rows are no whole number of blocks."""
+    """`kind`, or its replacement if rows are not a whole number of blocks."""
     if width % _ELEMENTS[kind] == 0:
         return kind
     narrower = _NARROWER.get(kind, kind)

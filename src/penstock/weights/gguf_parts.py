@@ -1,4 +1,4 @@
-"""Fields of GGUF's blocks: what the block formats have in common."""
+"""Reading and writing the fields that GGUF's block formats have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def half_bytes(numbers: Tensor) -> Tensor:
     """Numbers `[B, 1]` as the bytes of float16: uint8 `[B, 2]`.
 
     Raises:
-        ValueError: one is beyond float16's range.
+        ValueError: a number is beyond float16's range.
     """
     halves = numbers.to(torch.float16)
     if not bool(torch.isfinite(halves).all()):
@@ -33,19 +33,19 @@ def word_at(blocks: Tensor, start: int, end: int, dtype: torch.dtype) -> Tensor:
 
 
 def planes(packed: Tensor, run: int, shifts: Sequence[int], mask: int) -> Tensor:
-    """Short codes out of the bytes that hold several: for each run of bytes the codes at each shift, one after another.
+    """Unpack bytes that hold several codes each: for each run of bytes, all codes at the first shift, then the next.
 
     Args:
         packed: uint8 `[B, bytes]`.
-        run: bytes whose codes at one shift are neighbours.
-        shifts: where codes begin in a byte, in the order of what they hold.
-        mask: of a code.
+        run: number of bytes whose codes at one shift are neighbours.
+        shifts: bit positions of the codes in a byte, in output order.
+        mask: mask of a code.
 
     Returns:
         uint8 `[B, bytes * len(shifts)]`.
     """
-    width = 8 if run % 8 == 0 else 1  # eight bytes are shifted as one word where no run ends inside one
+    width = 8 if run % 8 == 0 else 1  # shift eight bytes as one word if no run ends inside a word
     words = packed.clone(memory_format=torch.contiguous_format).view(torch.int64 if width == 8 else torch.uint8)
-    wanted = int.from_bytes(bytes([mask] * width), "little")  # no bit of the byte beside it is left
+    wanted = int.from_bytes(bytes([mask] * width), "little")  # clears bits shifted in from the neighbouring byte
     each = [((words >> shift) & wanted).view(torch.uint8).view(len(packed), -1, run) for shift in shifts]
     return torch.stack(each, 2).flatten(1)

@@ -1,7 +1,7 @@
 """Split GGUF files: the parts `NAME-00001-of-00003.gguf` and so on, read as one header.
 
-Decides which files belong together, by their names and by what each says of itself (`split.no`, `split.count`, as
-llama.cpp's gguf-split writes them). Settings and vocabulary are the first part's, tensors are everyone's.
+Decides which files belong together, by their names and their metadata (`split.no`, `split.count`, as llama.cpp's
+gguf-split writes them). Settings and vocabulary come from the first part, tensors from all parts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
 def without_part(path: Path) -> str:
-    """A file's name without its ending, and without the number of a part: what its model is called."""
+    """A model's name: its file name without the extension and the part number."""
     found = _PART.fullmatch(path.name)
     return found[1] if found else path.stem
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """Read the header of a GGUF file; of a split one, given by any of its parts, those of all parts as one.
+    """Read the header of a GGUF file; given any part of a split file, the headers of all parts merged.
 
     Raises:
-        ModelFileError: a part is missing or is not what its name says; or as `read_gguf_header`.
+        ModelFileError: a part is missing or does not match its name; or as `read_gguf_header`.
     """
     header = read_gguf_header(path)
     count = header.metadata.get("split.count", 1)
@@ -53,7 +53,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 
 def _paths(path: Path, count: object) -> list[Path]:
-    """Of all parts, in order."""
+    """The paths of all parts, in order."""
     found = _PART.fullmatch(path.name)
     if found is None or int(found[3]) != count:
         raise ModelFileError(

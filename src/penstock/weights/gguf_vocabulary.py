@@ -1,6 +1,6 @@
-"""The tokenizer that a GGUF file carries, as a value.
+"""The tokenizer stored in a GGUF file, as a value.
 
-Decides which metadata keys it comes from and checks their types and lengths. Does not know how to tokenise.
+Decides which metadata keys it is read from, and checks their types and lengths. Does not know how to tokenise.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
     """Read the vocabulary.
 
     Args:
-        header: the file's own words.
-        vocab_size: rows of the token embedding; no token id may lie beyond.
+        header: the file's header.
+        vocab_size: rows of the token embedding; the vocabulary may not have more tokens.
 
     Raises:
-        ModelFileError: a key is missing, has another type or length, or names a token that does not exist.
+        ModelFileError: a key is missing, has the wrong type or length, or names a token that does not exist.
     """
     reader = _Reader(header)
     tokens = reader.array("tokens", str, required=True)
@@ -35,7 +35,7 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
     model = reader.scalar("model", str, "")
     if not model:
         raise reader.fail("model", "is missing")
-    # WordPiece's texts always stand between two tokens, which older conversions name by other keys than newer ones
+    # a WordPiece text is always enclosed in two tokens; older conversions store them under different keys
     between = model == "bert"
     bos, eos = (reader.token(f"{name}_token_id", len(tokens)) for name in ("bos", "eos"))
     if between:
@@ -57,12 +57,12 @@ def read_vocabulary(header: GgufHeader, vocab_size: int) -> GgufVocabulary:
         bos=bos,
         eos=eos,
         unknown=reader.token("unknown_token_id", len(tokens)),
-        # llama.cpp's defaults where a file does not say: SentencePiece models begin with BOS and a dummy space
-        # and Gemma 4's texts begin with BOS, whatever early conversions say
+        # llama.cpp's defaults where a file does not say: SentencePiece models begin with BOS and a dummy space;
+        # Gemma 4 texts begin with BOS, whatever early conversions say
         add_bos=reader.scalar("add_bos_token", bool, model == "llama") or model == "gemma4" or between,
         add_space_prefix=reader.scalar("add_space_prefix", bool, model == "llama"),
         chat_template=reader.template(),
-        # a model that generates must not find an end behind its prompt, whatever its file says
+        # never append EOS to a generating model's prompt, whatever its file says
         add_eos=between or (embeds(header) and reader.scalar("add_eos_token", bool, False)),
     )
 

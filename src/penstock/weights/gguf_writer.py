@@ -1,8 +1,8 @@
-"""Writing a GGUF file: header and layout by the format's specification, tensors piece by piece, all or nothing.
+"""Writes a GGUF file: header and layout by the format's specification, tensors piece by piece, all or nothing.
 
 See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Version 3, little-endian, aligned to 32 bytes. The file
-grows under a name of its own beside the target and takes the target's when it is whole; whatever ends the work before
-takes the unfinished file away.
+is written under a temporary name beside the target and renamed to the target when it is complete; if anything fails
+before that, the unfinished file is removed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class OutTensor:
     """A tensor to be written.
 
     Attributes:
-        name: in the file.
-        shape: slowest dimension first; rows, the last, are whole blocks of `kind`.
-        pieces: makes its bytes in order, uint8 `[bytes]` each, on the CPU.
+        name: its name in the file.
+        shape: slowest dimension first; the last dimension is a whole number of blocks of `kind`.
+        pieces: yields its bytes in order, as uint8 `[bytes]` tensors on the CPU.
     """
 
     name: str
@@ -44,7 +44,7 @@ class OutTensor:
 
     @property
     def bytes(self) -> int:
-        """How many it takes."""
+        """Size in bytes."""
         elements = 1
         for size in self.shape:
             elements *= size
@@ -63,17 +63,17 @@ def write_gguf(
     """Write a file.
 
     Args:
-        target: its name; a file of this name is replaced when the new one is whole.
-        metadata: bool, int, float, str, or sequences of one of these.
-        tensors: in the order of the file.
-        settings: names of the tensors that readers take for settings: they are written first.
-        check: called with a file that has header and settings, and zeros for all other tensors; what it raises ends
-            the work.
-        advance: called with the bytes of tensors as they are written.
+        target: its path; an existing file is replaced once the new one is complete.
+        metadata: values of type bool, int, float or str, or sequences of one of these.
+        tensors: in file order.
+        settings: names of the tensors that readers treat as settings; they are written first.
+        check: called with a file that has the header and the settings, and zeros for all other tensors; an exception
+            from it aborts the write.
+        advance: called with the number of tensor bytes just written.
 
     Raises:
-        ConfigError: there is no room, or the file cannot be written.
-        ValueError: a piece cannot be made.
+        ConfigError: the disk is full, or the file cannot be written.
+        ValueError: a piece cannot be produced.
     """
     partial = passing_name(target)
     header = _header(metadata, tensors)
@@ -142,12 +142,12 @@ def _value(value: Any) -> bytes:
 
 
 def _kind_of(values: Sequence[Any], *, is_array: bool) -> tuple[int, str]:
-    """Number and code of the type that holds these values: of whole numbers, 32 bits where they suffice.
+    """GGUF type number and `struct` code for these values; integers take 32 bits if that suffices.
 
-    Arrays of whole numbers are signed: llama.cpp takes types of tokens in no other way.
+    Arrays of integers are signed: llama.cpp accepts token types only as signed integers.
     """
     types = {type(value) for value in values}
-    if types <= {str}:  # an empty array is one of strings: such are the lists of merges that may be empty
+    if types <= {str}:  # an empty array is written as strings: only lists of merges may be empty
         return _STRING, ""
     if types == {bool}:
         return _BOOL, "?"

@@ -1,7 +1,7 @@
-"""A checkpoint's headers as a source of tensors that take no memory: for a model that is planned and not loaded.
+"""A checkpoint's headers as a source of tensors without memory, for a model that is planned and not loaded.
 
-A binder on torch's `meta` device takes every tensor from it as it would from the files: names, shapes and forms are
-checked alike, and every size is the real one, but no number is read.
+A binder on torch's `meta` device takes every tensor from this source as it would from the files: names, shapes and
+weight formats are checked the same way and every size is real, but no numbers are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ META = torch.device("meta")
 
 
 class HeadersOnly(TensorSource):
-    """What `source` says of its tensors, without their numbers."""
+    """The names, shapes and kinds of `source`'s tensors, without their numbers."""
 
     def __init__(self, source: TensorSource) -> None:
         self._source = source
@@ -34,16 +34,16 @@ class HeadersOnly(TensorSource):
         return self._source.stored_kind(name)
 
     def spare(self, name: str) -> bool:
-        """See `TensorSource.spare`; looks at real numbers."""
+        """See `TensorSource.spare`; may read real numbers."""
         return self._source.spare(name)
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
-        """Leave a tensor without memory as it is; one with memory is a look at real numbers, and is filled."""
+        """Do nothing for a `meta` tensor; fill any other, because its caller needs the real numbers."""
         if not out.is_meta:
             self._source.read_into(name, out)
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
-        """As `read_into`."""
+        """Like `read_into`."""
         if not out.is_meta:
             self._source.read_slice_into(name, index, out)
 
@@ -52,5 +52,5 @@ class HeadersOnly(TensorSource):
         return StoredBlocks(self.stored_kind(name), torch.empty(0, dtype=torch.uint8, device=META))
 
     def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:  # noqa: ARG002 - slices are all of one kind
-        """As `read_blocks`."""
+        """Like `read_blocks`."""
         return self.read_blocks(name)

@@ -3,8 +3,8 @@
 Decides which files are fetched: JSON, safetensors, chat templates and SentencePiece models. Never pickles (`*.bin`,
 `*.pt`) and never code (`*.py`).
 
-Invariant: a directory has its final name only when every file of it is complete. Interrupted downloads go on where they
-stopped, in `partial/`, and say so.
+Invariant: a directory gets its final name only when every file in it is complete. Interrupted downloads stay in
+`partial/`, say so, and resume there.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.weights.locate import hub_path
 __all__ = ["Download", "HUB_FILES", "pull_from_hub", "snapshot"]
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
-"""What is fetched of a repository; everything else stays where it is."""
+"""The files of a repository that are fetched; all others are left out."""
 
 
 class Download(Protocol):
     """Fetches a repository."""
 
     def __call__(self, model: str, directory: Path, patterns: Sequence[str], show_progress: bool) -> None:
-        """Fetch the files of `model` that match `patterns` into `directory`, going on where an earlier call stopped.
+        """Fetch the files of `model` that match `patterns` into `directory`, resuming an interrupted earlier call.
 
         Raises:
             ModelUnavailable: it cannot be fetched.
@@ -66,10 +66,10 @@ def snapshot(model: str, directory: Path, patterns: Sequence[str], show_progress
 
 
 def pull_from_hub(model: str, cache_dir: Path, show_progress: bool, download: Download = snapshot) -> Path:
-    """Fetch `org/name` and give its directory the final name.
+    """Fetch `org/name`, then give its directory the final name.
 
     Raises:
-        ModelUnavailable: it cannot be fetched, or is no model that can be read.
+        ModelUnavailable: it cannot be fetched, or is not a model that can be read.
     """
     partial = cache_dir / "partial" / f"hub--{model.replace('/', '--')}"
     partial.mkdir(parents=True, exist_ok=True)

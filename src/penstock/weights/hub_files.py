@@ -1,7 +1,7 @@
-"""Downloads a hub repository file by file, with the hub's own client; an interrupted file goes on where it stopped.
+"""Downloads a hub repository file by file with the hub's own client, resuming an interrupted file where it stopped.
 
-Decides where what has come so far is kept (`incomplete/` below the directory, under the hash that the hub lists), and
-what counts as complete: a file with that hash. The client's own `snapshot_download` throws an interrupted file away.
+Decides where a partial file is kept (`incomplete/` below the directory, named by the hash that the hub lists), and when
+a file is complete: when it has that hash. The client's own `snapshot_download` discards an interrupted file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PIECE = 1 << 20
 
 
 def fetch_files(api: HfApi, model: str, directory: Path, patterns: Sequence[str]) -> None:
-    """Fetch the files of `model` that match `patterns` into `directory`; those that are there already stay.
+    """Fetch the files of `model` that match `patterns` into `directory`; complete files are not fetched again.
 
     Raises:
-        ModelUnavailable: a file is not what the hub says that it is.
+        ModelUnavailable: a file does not have the listed hash, or its name leads out of `directory`.
         Exception: whatever the client raises.
     """
     from huggingface_hub import hf_hub_url
@@ -60,7 +60,7 @@ def fetch_files(api: HfApi, model: str, directory: Path, patterns: Sequence[str]
 
 
 def _place(model: str, directory: Path, name: str) -> Path:
-    """Where a file goes; never outside of the directory, whatever it is called."""
+    """Where a file goes; never outside the directory, whatever its name."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ModelUnavailable(f"{model}: the repository has a file of the name {name!r}, which leads elsewhere")
@@ -68,13 +68,13 @@ def _place(model: str, directory: Path, name: str) -> Path:
 
 
 def _expected(file: Any) -> str:
-    """The hash that the hub lists: SHA-256 of a large file, git's name of any other."""
+    """The hash that the hub lists: SHA-256 for a file in LFS, the git blob id for any other."""
     digest: str = file.lfs.sha256 if file.lfs is not None else file.blob_id
     return digest
 
 
 def _digest(file: Any, path: Path) -> str:
-    """The same hash of what is on disk."""
+    """The same kind of hash, computed from the file on disk."""
     if file.lfs is not None:
         digest = hashlib.sha256()
     else:

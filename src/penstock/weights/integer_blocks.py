@@ -1,9 +1,8 @@
-"""Blocks of integers about a zero point: what groups of GPTQ, AWQ and compressed-tensors become before packing.
+"""Blocks of integers with a zero point: what groups of GPTQ, AWQ and compressed-tensors become before packing.
 
-Decides how such blocks lie in bytes, which is between this file and itself: no file holds them. A number is
-`scale * (code - zero)`, with the scale in float16. Two sizes of blocks hold integers of 4 bits: a group of any length
-is as many blocks, and the longer ones have less to say besides their codes. Integers of 8 bits about 128 are blocks of
-GGUF's Q8_0.
+Decides the byte layout of these blocks, which is internal: no file stores them. A number is `scale * (code - zero)`,
+with the scale in float16. 4-bit integers have two block sizes: a longer group becomes several blocks, and longer blocks
+have less overhead. 8-bit integers with a zero point of 128 become GGUF's Q8_0 blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MIDDLE = 128
 
 @dataclass(frozen=True, slots=True)
 class IntegerBlock:
-    """One of the kinds: so many inputs in a block, of so many bits, in so many bytes."""
+    """A kind of block: its inputs, bits per code, and size in bytes."""
 
     inputs: int
     bits: int
@@ -36,17 +35,17 @@ INTEGER_BLOCKS: Mapping[str, IntegerBlock] = {
     "INT4_128": IntegerBlock(128, 4, 67),
     "INT8": IntegerBlock(32, 8, 34),
 }
-"""Of 4 bits: the scale, the code that stands for zero, and codes, the first of two neighbours in the low half."""
+"""Layout of 4-bit blocks: the scale, the zero point, then the codes, the first of two neighbours in the low nibble."""
 
 
 def integer_block(bits: int, group: int, inputs: int, *, centred: bool) -> str:
-    """The kind that holds a matrix without loss, the longest there is; "" for none.
+    """The longest block kind that holds a matrix's codes without loss; "" for none.
 
     Args:
-        bits: of a code.
-        group: inputs with a scale and zero point in common.
-        inputs: of the matrix.
-        centred: every zero point is half of the codes.
+        bits: bits per code.
+        group: inputs that share a scale and zero point.
+        inputs: inputs of the matrix.
+        centred: whether every zero point is half the code range.
     """
     kinds = [
         name
@@ -57,17 +56,17 @@ def integer_block(bits: int, group: int, inputs: int, *, centred: bool) -> str:
 
 
 def to_blocks(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor, group: int) -> Tensor:
-    """Rows of a matrix as blocks.
+    """Convert rows of a matrix to blocks.
 
     Args:
-        kind: of the blocks.
+        kind: the kind of the blocks.
         codes: uint8 `[N, K]`.
         scales: float16 `[N, G]`.
         zeros: uint8 `[N, G]`.
-        group: inputs of a group, whole blocks; the last one may be shorter.
+        group: inputs per group, a whole number of blocks; the last group may be shorter.
 
     Returns:
-        Uint8 `[N, K / inputs of a block * bytes of a block]`.
+        Uint8 `[N, K / inputs per block * bytes per block]`.
     """
     block = INTEGER_BLOCKS[kind]
     rows, count = len(codes), codes.shape[1] // block.inputs
@@ -80,7 +79,7 @@ def to_blocks(kind: str, codes: Tensor, scales: Tensor, zeros: Tensor, group: in
 
 
 def integer_parts(blocks: Tensor) -> BlockParts:
-    """The parts of blocks of 4 bits, uint8 `[B, bytes]`."""
+    """Split 4-bit blocks, uint8 `[B, bytes]`, into their parts."""
     scale, packed = blocks[:, :2].contiguous().view(torch.float16), blocks[:, _HEADER:]
     codes = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
     return BlockParts(codes, scale, zero=blocks[:, 2:_HEADER])

@@ -1,7 +1,7 @@
-"""A matrix of integers with scales and zero points, however a file lays them out: its numbers, and its blocks.
+"""A matrix of integers with scales and zero points, independent of the file's layout: its numbers, and its blocks.
 
-Decides the one formula, `scale * (code - zero)` in float32, and which blocks hold a matrix. Rows are outputs. Does not
-know how codes are packed in files: a format gives each matrix a function that reads some of its rows.
+Decides the common formula, `scale * (code - zero)` in float32, and which blocks can hold a matrix. Rows are outputs.
+Does not know how files pack codes: each format supplies a function that reads rows of a matrix.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class IntegerRows:
     Attributes:
         codes: uint8 `[N, K]`.
         scales: float32 `[N, G]`.
-        zeros: uint8 `[N, G]`, the codes that stand for zero.
+        zeros: uint8 `[N, G]`, the codes that represent zero.
     """
 
     codes: Tensor
@@ -36,22 +36,22 @@ class IntegerRows:
 
 
 ReadRows = Callable[[int, int], IntegerRows]
-"""From the first row and the one after the last."""
+"""Reads rows `start` to `stop`, exclusive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerMatrix:
-    """Where a matrix lies, and how to read it.
+    """Where a matrix is stored, and how to read it.
 
     Attributes:
         path: the file of the codes.
-        shape: `[N, K]` of the numbers.
-        bits: of a code: 4 or 8.
-        group: inputs with a scale and zero point in common.
-        centred: every zero point is half of the codes, so the file's settings say.
-        bytes: in the files.
-        open: reads what all rows need, and returns what reads rows.
-        order: reads the group of each input, int64 `[K]`, where inputs of a group are no neighbours; or None.
+        shape: `[N, K]`.
+        bits: bits per code: 4 or 8.
+        group: inputs that share a scale and zero point.
+        centred: whether the file's settings say that every zero point is half the code range.
+        bytes: size in the files.
+        open: reads what all rows need, and returns a function that reads rows.
+        order: reads the group of each input, int64 `[K]`; None if the inputs of a group are neighbours.
     """
 
     path: Path
@@ -65,23 +65,23 @@ class IntegerMatrix:
 
     @property
     def dtype(self) -> str:
-        """What the file stores."""
+        """The stored type."""
         return f"INT{self.bits}"
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.shape[0] * self.shape[1]
 
     @property
     def kind(self) -> str:
-        """Of the blocks that hold it without loss; "" where there are none."""
+        """The kind of block that holds the codes without loss; "" for none."""
         if self.order is not None:
             return ""
         return integer_block(self.bits, self.group, self.shape[1], centred=self.centred)
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
-        """Fill `out` `[N, K]`; whether that rounded a number."""
+        """Fill `out` `[N, K]`; returns whether any number was rounded."""
         inputs, read = self.shape[1], self.open(name)
         order = None if self.order is None else self.order(name)
         step, rounded = max(1, PIECE_ELEMENTS // inputs), False
@@ -93,7 +93,7 @@ class IntegerMatrix:
         return rounded
 
     def _spread(self, of_groups: Tensor, order: Tensor | None) -> Tensor:
-        """What groups have, `[N, G]`, for each of their inputs: `[N, K]`, or `[N, 1]` where there is one group."""
+        """Expand values per group, `[N, G]`, to values per input: `[N, K]`, or `[N, 1]` if there is one group."""
         if of_groups.shape[1] == 1:
             return of_groups
         if order is not None:
@@ -101,10 +101,10 @@ class IntegerMatrix:
         return of_groups.repeat_interleave(self.group, dim=1)[:, : self.shape[1]]
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """The blocks of all rows, uint8 `[N, bytes of a row]`, and whether scales had to be rounded to float16.
+        """The blocks of all rows, uint8 `[N, bytes per row]`, and whether any scale was rounded to float16.
 
         Raises:
-            ModelFileError: a scale is beyond float16.
+            ModelFileError: a scale is beyond the range of float16.
         """
         block, read = INTEGER_BLOCKS[self.kind], self.open(name)
         outputs, inputs = self.shape
@@ -130,7 +130,7 @@ class IntegerMatrix:
 
 
 def place_numbers(numbers: Tensor, out: Tensor, path: Path, name: str) -> bool:
-    """Copy float32 numbers into `out` of the same shape; whether one of them was rounded.
+    """Copy float32 numbers into `out` of the same shape; returns whether any number was rounded.
 
     Raises:
         ModelFileError: a finite number is beyond the range of `out`'s dtype.

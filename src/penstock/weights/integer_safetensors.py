@@ -1,10 +1,10 @@
 """GPTQ and AWQ in safetensors: for a module `NAME` the tensors `NAME.qweight`, `.qzeros`, `.scales` and `.g_idx`.
 
-Decides how int32 words become codes. Both keep matrices inputs first, with `scales` `[G, N]` and `qzeros`
-`[G, N * bits / 32]` for groups of inputs. GPTQ's words have neighbouring inputs of one output, `qweight`
-`[K * bits / 32, N]`; its first format has zero points one below their codes, taken off word by word, so that a code of
-0 borrowed from its neighbour (gptqmodel, `convert_gptq_v1_to_v2_format_module`). AWQ's have neighbouring outputs of one
-input, `qweight` `[K, N * bits / 32]`, those of 4 bits in the order 0, 2, 4, 6, 1, 3, 5, 7 (AutoAWQ, `packing_utils`).
+Decides how int32 words are unpacked into codes. Both store matrices inputs first, with `scales` `[G, N]` and `qzeros`
+`[G, N * bits / 32]` for groups of inputs. A GPTQ word packs neighbouring inputs of one output, `qweight`
+`[K * bits / 32, N]`; its first format stores zero points minus one, subtracted from whole words, so that a code of 0
+borrows from its neighbour (gptqmodel, `convert_gptq_v1_to_v2_format_module`). An AWQ word packs neighbouring outputs of
+one input, `qweight` `[K, N * bits / 32]`, 4-bit codes in the order 0, 2, 4, 6, 1, 3, 5, 7 (AutoAWQ, `packing_utils`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class _Parts:
 
     @property
     def all(self) -> dict[str, StoredTensor]:
-        """By their names."""
+        """The stored tensors by full name."""
         named = {_CODES: self.codes, _ZEROS: self.zeros, _SCALES: self.scales, _ORDER: self.order}
         return {self.module + ending: part for ending, part in named.items() if part is not None}
 
 
 def find_integers(stored: Mapping[str, StoredTensor], scheme: Quantisation) -> QuantisedMatrices:
-    """The matrices of a checkpoint in GPTQ or AWQ.
+    """The matrices of a GPTQ or AWQ checkpoint.
 
     Raises:
-        ModelFileError: the parts of one do not fit each other or the scheme.
+        ModelFileError: the parts of a matrix do not fit each other or the scheme.
     """
     matrices, hidden = {}, set[str]()
     for name in stored:
@@ -105,7 +105,7 @@ def _matrix(parts: _Parts, scheme: Quantisation) -> IntegerMatrix:
 
 
 def _order(parts: _Parts, groups: int) -> Tensor:
-    """The group of each input."""
+    """The group of each input, int64 `[K]`."""
     name = parts.module + _ORDER
     assert parts.order is not None
     order = read_part(name, parts.order, _INTEGERS).long()
@@ -142,7 +142,7 @@ def _check_neighbours(parts: _Parts, group: int, groups: int) -> None:
 
 
 def _zeros(parts: _Parts, scheme: Quantisation, outputs: int) -> Tensor:
-    """Uint8 `[N, G]`."""
+    """Zero points, uint8 `[N, G]`."""
     words = read_part(parts.module + _ZEROS, parts.zeros, _INTEGERS)
     if scheme.zeros_less_one:
         ones = sum(1 << shift for shift in range(0, _WORD, scheme.bits))
@@ -152,7 +152,7 @@ def _zeros(parts: _Parts, scheme: Quantisation, outputs: int) -> Tensor:
 
 
 def _outputs(words: Tensor, bits: int, start: int, stop: int) -> Tensor:
-    """Codes of some outputs, from AWQ's words `[K, W]`: uint8 `[K, stop - start]`."""
+    """Unpack the codes of outputs `start` to `stop` from AWQ's words `[K, W]`: uint8 `[K, stop - start]`."""
     of_word = _WORD // bits
     first = start // of_word
     codes = unpacked(words[:, first : -(-stop // of_word)].contiguous(), bits)
@@ -162,6 +162,6 @@ def _outputs(words: Tensor, bits: int, start: int, stop: int) -> Tensor:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Int32 `[N, W]` to codes of 4 or 8 bits, the lowest bits first: uint8 `[N, W * 32 / bits]`."""
+    """Unpack int32 `[N, W]` into codes of 4 or 8 bits, lowest bits first: uint8 `[N, W * 32 / bits]`."""
     codes = words.view(torch.uint8)
     return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), dim=2).flatten(1)

@@ -1,8 +1,7 @@
-"""Under which licence a model is published, as far as its files say.
+"""The licence under which a model is published, as far as its files say.
 
-Decides where that is looked for: in a GGUF file's keys `general.license...`, or in the front matter of a directory's
-model card (`README.md`), in the terms of the Hugging Face hub; else in the catalogue. What a licence allows is not
-known here.
+Decides where to look: in a GGUF file's `general.license...` keys, or in the front matter of a directory's model card
+(`README.md`), under the Hugging Face hub's key names; otherwise in the catalogue. Does not know what a licence allows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FENCE = "---"
 
 
 def licence_of(files: ModelFiles) -> str:
-    """The licence as the files name it, with a name of its own or a link where it is no common one; "" for none."""
+    """The licence as the files name it, followed by its custom name and link if they are given; "" for none."""
     facts = _of_gguf(files.source) if isinstance(files.source, GgufSource) else _of_card(files.path)
     known = [entry.licence for entry in CATALOGUE.values() if entry.file_name == files.path.name]
     words = [str(facts[key]) for key in ("license", "license_name", "license_link") if facts.get(key)] or known
@@ -54,5 +53,5 @@ def _of_card(model: Path) -> dict[str, Any]:
     try:
         facts = yaml.safe_load(front)
     except yaml.YAMLError:
-        return {}  # a card that cannot be read says nothing of its licence
+        return {}  # treat a malformed card as one that states no licence
     return facts if isinstance(facts, dict) else {}

@@ -1,4 +1,4 @@
-"""Where models lie: from what the operator typed to a path on this machine.
+"""Where models are: resolves what the operator typed to a path on this machine.
 
 Decides what a MODEL argument means: a catalogue name first (write `./name` for a directory of that name), then an
 existing path, then `org/name` on the Hugging Face hub. Never fetches; that is `pull`. Reads no environment: the command
@@ -8,7 +8,7 @@ Layout of the cache directory:
 
     models/<catalogue name>/<file>     verified catalogue files
     hub/<org>/<name>/                  complete Hugging Face directories
-    partial/                           what is being fetched; nothing in it is ever served
+    partial/                           downloads in progress; nothing in it is ever served
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InstalledModel:
 
     Attributes:
         name: what to type to use it.
-        bytes: size of its files together.
+        bytes: total size of its files.
     """
 
     name: str
@@ -52,7 +52,7 @@ class InstalledModel:
 
 
 def default_cache_dir(environ: Mapping[str, str], platform: str = sys.platform) -> Path:
-    """Where models are kept when the operator does not say: `PENSTOCK_CACHE`, or the platform's cache directory.
+    """Where models are kept by default: `PENSTOCK_CACHE`, or the platform's cache directory.
 
     Args:
         environ: the process's environment, passed by the command line.
@@ -71,12 +71,12 @@ def default_cache_dir(environ: Mapping[str, str], platform: str = sys.platform) 
 
 
 def catalogue_path(entry: CatalogueModel, cache_dir: Path) -> Path:
-    """Where a catalogue model's verified file lies once it is pulled."""
+    """Where a catalogue model's verified file is once it is pulled."""
     return cache_dir / "models" / entry.name / entry.file_name
 
 
 def hub_path(model: str, cache_dir: Path) -> Path:
-    """Where the directory of the hub's `org/name` lies once it is pulled."""
+    """Where the directory of the hub's `org/name` is once it is pulled."""
     return cache_dir / "hub" / model
 
 
@@ -88,10 +88,10 @@ def is_hub_name(model: str) -> bool:
 def locate_local(model: str, cache_dir: Path) -> Path | None:
     """The path of a model that is on this machine, or None.
 
-    A catalogue file counts only with its exact size: its contents were verified before it got its name.
+    A catalogue file counts only if its size is exact; its contents were verified before it was given its name.
 
     Raises:
-        ModelUnavailable: `model` is a file of a kind that cannot be read.
+        ModelUnavailable: `model` is a file in a format that cannot be read.
     """
     entry = CATALOGUE.get(model)
     if entry is not None:
@@ -112,7 +112,7 @@ def locate_local(model: str, cache_dir: Path) -> Path | None:
 
 
 def locate(model: str, cache_dir: Path) -> Path:
-    """The path of a model: a `.gguf` file or a directory in Hugging Face layout.
+    """The path of a model: a `.gguf` or `.pt` file, or a directory in Hugging Face layout.
 
     Raises:
         ModelUnavailable: it is not on this machine; the message says what to run.
@@ -130,7 +130,7 @@ def locate(model: str, cache_dir: Path) -> Path:
 
 
 def unknown_model(model: str) -> ModelUnavailable:
-    """The error for a MODEL that is neither on this machine nor a name that could be pulled."""
+    """The error for a MODEL that is not on this machine and is not a name that can be pulled."""
     return ModelUnavailable(
         f"{model or repr(model)}: no such file or directory, and not a name of the catalogue ({', '.join(CATALOGUE)})"
         " or org/name on the Hugging Face hub"
@@ -138,7 +138,7 @@ def unknown_model(model: str) -> ModelUnavailable:
 
 
 def installed_models(cache_dir: Path) -> tuple[InstalledModel, ...]:
-    """The complete models in the cache directory: the catalogue's first, then the hub's by name."""
+    """The complete models in the cache directory: catalogue models first, then hub models by name."""
     found: list[InstalledModel] = []
     for entry in CATALOGUE.values():
         path = locate_local(entry.name, cache_dir)

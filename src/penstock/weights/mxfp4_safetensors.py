@@ -1,9 +1,9 @@
 """MXFP4 in safetensors files: a tensor of 4-bit numbers and a tensor of their scales, read as one.
 
-Decides how the two become the blocks that GGUF knows. A tensor `NAME_blocks`, U8 `[..., K / 32, 16]`, has two numbers
-in a byte, the first of two neighbours in the low half; `NAME_scales`, U8 `[..., K / 32]`, has the exponent of each 32
-(gpt-oss; Open Compute Project, Microscaling Formats, version 1.0). GGUF has the exponent before the numbers, and in the
-low halves the first 16.
+Decides how the two become GGUF blocks. `NAME_blocks`, U8 `[..., K / 32, 16]`, packs two neighbouring numbers per byte,
+the first in the low nibble; `NAME_scales`, U8 `[..., K / 32]`, holds one exponent per 32 numbers (gpt-oss; Open Compute
+Project, Microscaling Formats, version 1.0). A GGUF block puts the exponent before the numbers, and the first 16 numbers
+in the low nibbles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROUP, _HALF = 32, 16
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Tensor:
-    """Where the two parts of a tensor lie."""
+    """Where the two parts of a tensor are stored."""
 
     blocks: StoredTensor
     scales: StoredTensor
@@ -48,22 +48,22 @@ class Mxfp4Tensor:
 
     @property
     def dtype(self) -> str:
-        """As GGUF names the blocks."""
+        """GGUF's name of the block format."""
         return _KIND
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers."""
+        """Shape of the decoded tensor."""
         return (*self.scales.shape[:-1], self.scales.shape[-1] * _GROUP)
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return 2 * self.blocks.bytes
 
     @property
     def bytes(self) -> int:
-        """Of both parts."""
+        """Total size of both parts in bytes."""
         return self.blocks.bytes + self.scales.bytes
 
     def slice(self, index: int) -> Mxfp4Tensor:
@@ -72,13 +72,13 @@ class Mxfp4Tensor:
 
 
 class Mxfp4Source(TensorSource):
-    """A safetensors checkpoint whose pairs of numbers and scales are one tensor each, named as the numbers are.
+    """A safetensors checkpoint in which each pair of numbers and scales is one tensor, under the name of the numbers.
 
     Args:
         plain: the checkpoint.
 
     Attributes:
-        stored: where each tensor lies, by name.
+        stored: where each tensor is stored, by name.
     """
 
     def __init__(self, plain: SafetensorsSource) -> None:
@@ -109,7 +109,7 @@ class Mxfp4Source(TensorSource):
             self._plain.read_into(name, out)
 
     def read_slice_into(self, name: str, index: int, out: Tensor) -> None:
-        """See `TensorSource.read_slice_into`; nothing but the slice is read."""
+        """See `TensorSource.read_slice_into`; reads only the slice."""
         if name in self._pairs:
             _read_numbers(name, self._pairs[name].slice(index), out)
         else:
@@ -120,7 +120,7 @@ class Mxfp4Source(TensorSource):
         return StoredBlocks(_KIND, _read_blocks(name, self._pair(name)))
 
     def read_slice_blocks(self, name: str, index: int) -> StoredBlocks:
-        """See `TensorSource.read_slice_blocks`; nothing but the slice is read."""
+        """See `TensorSource.read_slice_blocks`; reads only the slice."""
         return StoredBlocks(_KIND, _read_blocks(name, self._pair(name).slice(index)))
 
     def _pair(self, name: str) -> Mxfp4Tensor:
@@ -130,7 +130,7 @@ class Mxfp4Source(TensorSource):
 
 
 def _pairs(stored: Mapping[str, StoredTensor]) -> dict[str, Mxfp4Tensor]:
-    """The tensors that are numbers beside their scales."""
+    """The pairs of numbers and scales, by the name of the numbers."""
     found = {}
     for name, blocks in stored.items():
         scales = stored.get(name.removesuffix(_BLOCKS) + _SCALES) if name.endswith(_BLOCKS) else None
@@ -147,7 +147,7 @@ def _pairs(stored: Mapping[str, StoredTensor]) -> dict[str, Mxfp4Tensor]:
 
 
 def _read_blocks(name: str, tensor: Mxfp4Tensor) -> Tensor:
-    """Uint8 `[N, bytes of a row]` in GGUF's order."""
+    """The blocks in GGUF's layout, uint8 `[N, bytes per row]`."""
     blocks, scales = (_read(name, part) for part in (tensor.blocks, tensor.scales))
     return _as_gguf(blocks.view(-1, _HALF), scales).view(-1, tensor.scales.shape[-1] * block_bytes(_KIND))
 
@@ -164,7 +164,7 @@ def _read_numbers(name: str, tensor: Mxfp4Tensor, out: Tensor) -> None:
 
 
 def _as_gguf(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Uint8 `[B, 16]` and `[B]` to `[B, 17]`."""
+    """Convert uint8 `[B, 16]` numbers and `[B]` scales to GGUF blocks `[B, 17]`."""
     codes = torch.stack((blocks & 15, blocks >> 4), dim=2).flatten(1)  # [B, 32], neighbours together
     return torch.cat((scales[:, None], codes[:, :_HALF] | codes[:, _HALF:] << 4), dim=1)
 

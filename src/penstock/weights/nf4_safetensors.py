@@ -1,9 +1,9 @@
-"""Bitsandbytes' 4 bits in safetensors: `NAME.weight` as codes in a row, and beside it what they stand for.
+"""Bitsandbytes' 4-bit weights in safetensors: `NAME.weight` holds flat codes, and tensors beside it decode them.
 
-Decides how the parts belong together (the package `bitsandbytes`, `functional.QuantState`). Two codes are in a byte,
-the first in the high half; `.quant_map` says what each of 16 codes stands for, and `.absmax` what each block of them is
-multiplied by: as it is, or quantised itself, as indices of `.nested_quant_map` times `.nested_absmax` plus an offset.
-`.quant_state.bitsandbytes__nf4` (or `fp4`) is JSON in bytes: the shape, the lengths of blocks, the offset.
+Decides how the parts fit together (package `bitsandbytes`, `functional.QuantState`). Each byte holds two codes, the
+first in the high nibble. `.quant_map` gives the value of each of the 16 codes, and `.absmax` the scale of each block:
+as is, or itself quantised as indices into `.nested_quant_map`, times `.nested_absmax`, plus an offset.
+`.quant_state.bitsandbytes__nf4` (or `fp4`) holds JSON as bytes: the shape, the block sizes and the offset.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CODES, _MOST_STATE, _MOST_BLOCK = 16, 1 << 16, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the JSON says."""
+    """The contents of the quant state's JSON."""
 
     shape: tuple[int, int]
     block: int
@@ -44,7 +44,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class Nf4Matrix:
-    """Where a matrix lies: `parts` by their endings, "" for the codes."""
+    """Where a matrix is stored: `parts` by name suffix, "" for the codes."""
 
     dtype: str
     parts: Mapping[str, StoredTensor]
@@ -62,17 +62,17 @@ class Nf4Matrix:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.state.shape[0] * self.state.shape[1]
 
     @property
     def bytes(self) -> int:
-        """Of all parts."""
+        """Total size of all parts in bytes."""
         return sum(part.bytes for part in self.parts.values())
 
     @property
     def kind(self) -> str:
-        """No blocks hold it."""
+        """Always "": it is not kept as blocks."""
         return ""
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
@@ -90,7 +90,7 @@ class Nf4Matrix:
         return rounded
 
     def _largest(self, name: str) -> Tensor:
-        """Of each block, float32."""
+        """The scale of each block, float32."""
         stored = read_part(f"{name}.absmax", self.parts[".absmax"], ("F32", "U8"))
         if stored.dtype == torch.float32:
             return stored
@@ -100,15 +100,15 @@ class Nf4Matrix:
         return table[stored.int()] * factors[blocks] + self.state.offset
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """Not called: there are none."""
+        """Never called, because there are no blocks."""
         raise ModelFileError(str(self.path), name, "is not stored in quantised blocks")
 
 
 def find_nf4(stored: Mapping[str, StoredTensor]) -> QuantisedMatrices:
-    """The matrices of a checkpoint of bitsandbytes in 4 bits.
+    """The matrices of a 4-bit bitsandbytes checkpoint.
 
     Raises:
-        ModelFileError: the parts of one do not fit each other.
+        ModelFileError: the parts of a matrix do not fit each other.
     """
     matrices, hidden = {}, set[str]()
     for state in stored:
@@ -142,7 +142,7 @@ def _matrix(name: str, dtype: str, parts: Mapping[str, StoredTensor], state: _St
 
 
 def _read_state(name: str, part: StoredTensor, dtype: str, nested: bool) -> _State:
-    """What the JSON of `name` says; what it says of nested scales must be there where scales are nested."""
+    """Parse the JSON of `name`; the keys for nested scales are required if the scales are nested."""
     file = str(part.path)
     if part.bytes > _MOST_STATE:
         raise ModelFileError(file, name, f"has {part.bytes} bytes; at most {_MOST_STATE} are read")

@@ -1,7 +1,7 @@
-"""The formats in which weights of projections and embeddings are kept, and how they are packed.
+"""The weight formats of projections and embeddings, and how weights are packed.
 
-One format, the operator's choice, holds for all projections of a model. Knows no layers and no files: a weight is a
-matrix of numbers, or the blocks in which a file stores one.
+One format, chosen by the operator, applies to all projections of a model. Knows no layers and no files: a weight is a
+matrix of numbers, or the quantised blocks of a stored matrix.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ __all__ = ["BFLOAT16_KINDS", "PIECE_BYTES", "Packer", "WeightFormat", "pack_bloc
 
 
 class WeightFormat(StrEnum):
-    """How the weights of projections and embeddings are kept."""
+    """How the weights of projections and embeddings are kept in memory."""
 
     DENSE = "dense"
     """Plain tensors in the activations' dtype, for torch's kernels."""
     F32 = "f32"
     BF16 = "bf16"
     ONEDNN = "onednn"
-    """Projections in bfloat16 as oneDNN packs them, embeddings and heads as in BF16."""
+    """Projections in bfloat16 as packed by oneDNN; embeddings and heads as in BF16."""
     INT8 = "int8"
-    """A scale for each 32 inputs."""
+    """One scale per 32 inputs."""
     INT4 = "int4"
-    """Scale and minimum for each 32 inputs; an embedding table, and with it a head tied to it, as in INT8."""
+    """One scale and minimum per 32 inputs; embedding tables, and heads tied to them, as in INT8."""
     STORED = "stored"
-    """As in the file: quantised blocks stay as they are, other tensors become bf16, or f32 in a float32 model."""
+    """As in the file: quantised blocks are kept, other tensors become bf16, or f32 in a float32 model."""
 
 
 def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None, cpu: Cpu | None) -> PackedWeight:
-    """Numbers outside blocks keep the type that they were read in."""
+    """Pack numbers in the dtype that they were read in."""
     return (pack_f32 if numbers.dtype == torch.float32 else pack_bf16)(numbers, memory, cpu)
 
 
@@ -70,23 +70,22 @@ _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | 
 }
 _BLOCKS = {"Q4_0": pack_q4_0, "Q4_1": pack_q4_1, "Q8_0": pack_q8_0, "INT8": pack_q8_0, "FP8": pack_fp8}
 BFLOAT16_KINDS = frozenset({"FP8"})
-"""Kinds of safetensors that are multiplied by activations in bfloat16, with rows in the order of the file: a model in
-float32, and one whose files have inputs first, makes numbers of them."""
+"""Block kinds that are multiplied by bfloat16 activations; a float32 model converts them to plain numbers."""
 
 _PIECE_NUMBERS = 1 << 22
-"""How many are taken apart at once."""
+"""Elements split into block parts at once."""
 
 PIECE_BYTES = 32 << 20
-"""About what that takes in all."""
+"""Approximate memory for splitting one piece."""
 
 
 def pack_blocks(
     blocks: StoredBlocks, outputs: int, inputs: int, memory: WeightMemory | None = None, cpu: Cpu | None = None
 ) -> PackedWeight:
-    """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number.
+    """Pack a weight `[N, K]` from stored blocks, without changing any number.
 
     Raises:
-        ValueError: the blocks do not fill that shape, or hold scales that their form cannot.
+        ValueError: the blocks do not fill that shape, or have scales that the packed format cannot hold.
     """
     if blocks.kind in _BLOCKS:
         return _BLOCKS[blocks.kind](blocks.data, outputs, inputs, memory, cpu)
@@ -106,15 +105,15 @@ _Packed = TypeVar("_Packed", PackedWeight, PackedStack)
 
 
 class Packer:
-    """Packs the weights of one model, in one format. Owned by its binder; what it packed lives as long as it is used.
+    """Packs the weights of one model, in one format. Owned by its binder; packed weights may outlive it.
 
     Args:
         weight_format: the format.
         file: where numbers come from, for messages.
-        cpu: whose threads pack; None for the caller's alone.
+        cpu: kernels whose threads pack; None to pack on the calling thread.
 
     Attributes:
-        packing_bytes: most that packing one weight takes besides what is kept; counted by a `PlannedPacker` only.
+        packing_bytes: peak temporary memory of packing any one weight; counted only by a `PlannedPacker`.
     """
 
     def __init__(self, weight_format: WeightFormat, file: str, cpu: Cpu | None = None) -> None:
@@ -128,15 +127,15 @@ class Packer:
         """Pack a projection's weight `[N, K]`, float32 or bfloat16.
 
         Raises:
-            ModelFileError: it holds numbers that this format cannot hold.
-            ConfigError: oneDNN cannot compute all rows of its product alike.
+            ModelFileError: it holds numbers that this format cannot represent.
+            ConfigError: oneDNN cannot compute all rows of a product in the same way.
         """
         if self.weight_format is WeightFormat.ONEDNN:
             return self._onednn(numbers)
         return self.head(numbers, name)
 
     def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
-        """Pack the weight of a head of its own, whose results are wanted in float32; raises as `weight` does."""
+        """Pack the weight of an untied head, which must return float32; raises as `weight` does."""
         return self._guarded(lambda: _WEIGHTS[self.weight_format](numbers, self._memory, self._cpu), name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
@@ -145,11 +144,11 @@ class Packer:
         return self._guarded(lambda: _WEIGHTS[weight_format](numbers, self._memory, self._cpu), name)
 
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:
-        """Pack a weight `[N, K]` from the blocks that a file stores, without changing a number; raises as `weight`."""
+        """Pack a weight `[N, K]` from stored blocks, without changing any number; raises as `weight` does."""
         return self._guarded(lambda: pack_blocks(blocks, outputs, inputs, self._memory, self._cpu), name)
 
     def plain(self, numbers: torch.Tensor, name: str) -> PackedWeight:
-        """Pack a weight `[N, K]` whose numbers stay as they are, in the type that they were read in."""
+        """Pack a weight `[N, K]` unquantised, in the dtype that it was read in."""
         return self._guarded(lambda: _pack_stored(numbers, self._memory, self._cpu), name)
 
     def stack(
@@ -160,14 +159,14 @@ class Packer:
         inputs: int,
         name: str,
     ) -> PackedStack:
-        """Pack the weights `[N, K]` of a layer's experts, each read when it is its turn; raises as `weight` does.
+        """Pack the weights `[N, K]` of a layer's experts, reading one expert at a time; raises as `weight` does.
 
         Args:
-            experts: how many.
-            weight_of: an expert's numbers, float32 or bfloat16, or its blocks.
+            experts: number of experts.
+            weight_of: reads an expert's numbers, float32 or bfloat16, or its blocks.
             outputs: N.
             inputs: K.
-            name: of the first tensor, for messages.
+            name: name of the first tensor, for messages.
         """
 
         def pack(expert: int, memory: WeightMemory | None) -> PackedWeight:

@@ -1,4 +1,4 @@
-"""What packing would make of weights that are planned and not loaded: the same forms and sizes, without a byte."""
+"""Packing for weights that are planned and not loaded: the same formats and sizes, without allocating memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlannedPacker(Packer):
     def blocks(self, blocks: StoredBlocks, outputs: int, inputs: int, name: str) -> PackedWeight:  # noqa: ARG002
         """See `Packer.blocks`."""
         weight = _planned(block_kind(blocks.kind), outputs, inputs)
-        self._count(PIECE_BYTES + 2 * weight.nbytes)  # parts of a fused weight, and all of them in one piece
+        self._count(PIECE_BYTES + 2 * weight.nbytes)  # the parts of a fused weight, and their concatenation
         return weight
 
     def plain(self, numbers: torch.Tensor, name: str) -> PackedWeight:  # noqa: ARG002 - nothing can fail
@@ -63,7 +63,7 @@ class PlannedPacker(Packer):
         inputs: int,
         name: str,  # noqa: ARG002 - nothing can fail
     ) -> PackedStack:
-        """See `Packer.stack`; the first expert speaks for all."""
+        """See `Packer.stack`; all experts have the kind and size of the first."""
         first = weight_of(0)
         kind = block_kind(first.kind) if isinstance(first, StoredBlocks) else self._kind(first)
         each = native.required().packed_bytes(kind, outputs, inputs)
@@ -80,7 +80,7 @@ class PlannedPacker(Packer):
         self.packing_bytes = max(self.packing_bytes, beside)
 
     def _kind(self, numbers: torch.Tensor) -> PackedKind:
-        kind = _KINDS.get(self.weight_format)  # blocks stay as they are, and other tensors plain
+        kind = _KINDS.get(self.weight_format)  # None for STORED: a tensor without blocks is packed plain
         return _plain_kind(numbers) if kind is None else kind
 
 
@@ -89,7 +89,7 @@ def _plain_kind(numbers: torch.Tensor) -> PackedKind:
 
 
 def _beside(kind: PackedKind, numbers: torch.Tensor) -> int:
-    """Bytes that are there while numbers are packed: themselves, and the blocks that some are rounded to first."""
+    """Bytes needed while packing besides the result: the numbers, and any blocks that they are first quantised to."""
     blocks = native.required().packed_bytes(kind, *numbers.shape) + QUANTISED_AT_ONCE if kind in _QUANTISED else 0
     return numbers.nbytes + blocks
 

@@ -1,6 +1,6 @@
-"""A bar on a terminal, one line elsewhere.
+"""Progress display: a bar on a terminal, one line elsewhere.
 
-Decides how long work is shown, not what the work is. Bars go to stderr; stdout belongs to the answer.
+Decides how long-running work is shown, not what the work is. Bars go to stderr; stdout belongs to the answer.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def byte_bar(title: str, total: int, show: bool, *, delay: float = 0.0, announce
 
     Args:
         title: what is going on, in a few words.
-        total: bytes there will be.
+        total: number of bytes expected.
         show: False for silence.
         delay: seconds of work before the bar appears.
-        announce: where stderr is no terminal, say `title` in one line instead of drawing.
+        announce: where stderr is not a terminal, write `title` on one line instead of drawing a bar.
     """
     terminal = sys.stderr.isatty()
     if show and announce and not terminal:

@@ -1,8 +1,9 @@
 """A GPT-2 in one `.pt` file, as RoseLLM's trainer saves it: `{"config": ..., "model": state dict}`.
 
-Decides how its names become Hugging Face's. Its own names are understood (`token_embedding`, `blocks.0.attn.qkv_proj`),
-and those of transformers' GPT-2. Read with torch's `weights_only`: tensors and plain values, so that no code in the
-pickle can run. What the trainer saves to go on training is left out; anything else is refused by name.
+Decides how its names map to Hugging Face's. Understands RoseLLM's own names (`token_embedding`,
+`blocks.0.attn.qkv_proj`) and those of transformers' GPT-2. Files are loaded with torch's `weights_only`, which admits
+only tensors and plain values, so no code in the pickle can run. The trainer's own state is left out; any other key is
+refused by name.
 
 Knows no other family and no safetensors.
 """
@@ -25,7 +26,7 @@ from penstock.weights.source import TensorSource, convert_into
 __all__ = ["PtCheckpoint", "PtSource", "read_pt"]
 
 _TRAINING = frozenset({"optimizer", "step", "scaler", "extra"})
-"""Beside the model: what is needed to go on training, and nothing else."""
+"""Keys of training state, which are left out."""
 
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -55,17 +56,17 @@ _OF_A_BLOCK = {
 }
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 _PREFIXES = ("_orig_mod.", "module.")
-"""What torch.compile and DistributedDataParallel put in front of every name."""
+"""Prefixes that torch.compile and DistributedDataParallel add to every name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PtCheckpoint:
-    """A GPT-2, in Hugging Face's terms.
+    """A GPT-2, with Hugging Face's names.
 
     Attributes:
-        config: as a `config.json`.
+        config: the contents of a `config.json`.
         tensors: under transformers' names and in its orientation.
-        left_out: what else the file holds: state of the training.
+        left_out: keys of training state in the file.
     """
 
     config: dict[str, Any]
@@ -74,7 +75,7 @@ class PtCheckpoint:
 
 
 class PtSource(TensorSource):
-    """The tensors of such a file; they are in memory already."""
+    """The tensors of a `.pt` file, already in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         self._tensors = dict(tensors)
@@ -107,7 +108,7 @@ def read_pt(path: Path) -> PtCheckpoint:
     """Read a checkpoint.
 
     Raises:
-        ModelFileError: it holds anything but tensors and plain values, or is not such a checkpoint.
+        ModelFileError: it holds anything but tensors and plain values, or is not a GPT-2 checkpoint of this form.
     """
     content = _load(path)
     for key in ("config", "model"):
@@ -147,7 +148,7 @@ def _named(path: Path, state: Mapping[Any, Any]) -> Iterator[tuple[str, torch.Te
 
 
 def _check_plain(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse what no `config.json` could hold."""
+    """Refuse values that a `config.json` cannot hold."""
     for name, value in config.items():
         try:
             json.dumps(value)
@@ -179,7 +180,7 @@ def _transformers_config(path: Path, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _renamed(path: Path, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Under transformers' names; a projection is stored there as `[inputs, outputs]`."""
+    """Rename to transformers' names; transpose projections, which transformers stores as `[inputs, outputs]`."""
     for name, tensor in state.items():
         block = _BLOCK.fullmatch(name)
         if name == "lm_head.weight":

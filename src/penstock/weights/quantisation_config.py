@@ -1,7 +1,7 @@
-"""What `quantization_config` in `config.json` says of how weights are stored, and what of it cannot be read.
+"""Reads `quantization_config` in `config.json`: how weights are stored, and whether they can be read.
 
-Decides which schemes are read, and refuses the others by the key that makes the difference. Which modules are quantised
-it does not decide: that is seen by their tensors.
+Decides which schemes are supported, and refuses the others by naming the key at fault. Does not decide which modules
+are quantised: their tensors show it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Quantisation:
 
     Attributes:
         method: the file's `quant_method`.
-        bits: of a code; 0 where tensors say it.
-        group: inputs with a scale in common; 0 for a whole row, or where tensors say it.
-        centred: zero points are half of the codes.
-        ordered: groups are of inputs that are no neighbours (act-order).
-        zeros_less_one: stored zero points are one below their codes (GPTQ's first format).
-        block: rows and inputs with a scale in common, of FP8; None for whole rows or the whole matrix.
-        unheeded: keys that ask for the rounding of activations, keys or values, which is not done.
+        bits: bits per code; 0 where tensors determine it.
+        group: inputs that share a scale; 0 for a whole row, or where tensors determine it.
+        centred: whether every zero point is half the code range.
+        ordered: whether the inputs of a group need not be neighbours (act-order).
+        zeros_less_one: whether zero points are stored minus one (GPTQ's first format).
+        block: rows and inputs that share an FP8 scale; None for whole rows or the whole matrix.
+        unheeded: keys that ask for rounding activations, keys or values, which is not implemented.
     """
 
     method: str
@@ -46,7 +46,7 @@ class Quantisation:
 
 
 class _Section:
-    """A JSON object of the config with checking look-ups; absent and null are the same."""
+    """A JSON object of the config with checked look-ups; treats null like a missing key."""
 
     def __init__(self, values: Any, file: str, path: str) -> None:
         self._file, self._path = file, path
@@ -82,10 +82,10 @@ class _Section:
         return max(value, 0)
 
     def block(self, key: str) -> tuple[int, int]:
-        """Rows and inputs with a scale in common.
+        """The rows and inputs that share a scale.
 
-        Every tool writes powers of two. Another number is damage: with the last blocks of a matrix cut off, the
-        shape of its scales may fit that number too, and nothing else would show it.
+        Every tool writes powers of two. Any other number means a damaged file: because blocks at the edges may be
+        partial, the shape of the scales may fit that number too, and nothing else would reveal the error.
         """
         value = self.get(key)
         if not isinstance(value, list) or len(value) != 2 or not all(_is_power_of_two(size) for size in value):
@@ -93,7 +93,7 @@ class _Section:
         return value[0], value[1]
 
     def unset(self, *keys: str) -> None:
-        """Refuse keys whose values would have to be computed with."""
+        """Refuse keys that would change the computation, if they are set."""
         for key in keys:
             if self.get(key):
                 raise self.refuse(key, f"is not implemented; {_INSTEAD}")
@@ -107,14 +107,14 @@ def _is_power_of_two(value: Any) -> bool:
 
 
 def read_quantisation(config: Mapping[str, Any], file: str) -> Quantisation | None:
-    """How the checkpoint of this `config.json` is quantised; None for one that is not.
+    """How a checkpoint is quantised; None if it is not.
 
     Args:
-        config: the whole config.
-        file: where it came from, for errors.
+        config: the whole `config.json`.
+        file: its path, for errors.
 
     Raises:
-        ModelFileError: in a way that is not implemented.
+        ModelFileError: the scheme is not implemented.
     """
     if config.get("compression_config") is not None:
         raise ModelFileError(file, "compression_config", f"is not read, only {_KEY}; {_INSTEAD}")
@@ -150,8 +150,8 @@ def _gptq(section: _Section) -> Quantisation:
 def _gptq_layout(section: _Section) -> str:
     """Which of GPTQ's two formats the tensors are in.
 
-    AutoGPTQ and transformers name it `checkpoint_format`, gptqmodel `format`; before there were two, none did. The
-    tensors do not tell them apart, so a name that was damaged must not count as none.
+    AutoGPTQ and transformers store it as `checkpoint_format`, gptqmodel as `format`, and tools from before the second
+    format not at all. The tensors do not show the difference, so a damaged key must not be treated as missing.
     """
     found = {}
     for key in ("checkpoint_format", "format"):
@@ -214,7 +214,7 @@ def _compressed(section: _Section) -> Quantisation:
 
 
 def _scheme(group: _Section) -> tuple[int, int] | None:
-    """Check one group of a config of compressed-tensors; what its blocks are, if it has them."""
+    """Check one group of a compressed-tensors config; return its FP8 block size, if any."""
     group.one_of("format", _FORMATS, "dense")
     group.unset("output_activations")
     if group.get("input_activations"):

@@ -1,4 +1,4 @@
-"""From a safetensors checkpoint and what its config says of quantisation to a source of its tensors."""
+"""Builds a tensor source from a safetensors checkpoint and its config's quantisation settings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["open_quantised"]
 
 
 def open_quantised(plain: SafetensorsSource, scheme: Quantisation | None, file: str) -> Mxfp4Source | QuantisedSource:
-    """The checkpoint's tensors, quantised matrices as one each.
+    """The checkpoint's tensors, with the parts of each quantised matrix combined into one tensor.
 
     Args:
         plain: the files.
-        scheme: what the config says; None where it says nothing.
+        scheme: the config's quantisation settings; None if it has none.
         file: the config, for errors.
 
     Raises:
-        ModelFileError: the parts of a matrix do not fit each other, or there are none of the kind that the config says.
+        ModelFileError: the parts of a matrix do not fit each other, no matrix is stored in the config's format, or a
+            matrix is quantised although the config does not say so.
     """
     if scheme is None:
         _refuse_unsaid(plain, file)
@@ -41,7 +42,7 @@ def open_quantised(plain: SafetensorsSource, scheme: Quantisation | None, file: 
 
 
 def _refuse_unsaid(plain: SafetensorsSource, file: str) -> None:
-    """Old tools put their settings into files of their own, which say less."""
+    """Refuse quantised matrices without settings: old tools put them into separate files, which say less."""
     name = next((name for name in sorted(plain.names()) if name.endswith((".qweight", ".weight_packed"))), None)
     if name is not None:
         raise ModelFileError(

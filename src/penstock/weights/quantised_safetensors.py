@@ -1,7 +1,7 @@
-"""Quantised safetensors: the several tensors that a quantised matrix is stored in, read as one.
+"""Quantised safetensors: the several tensors of a quantised matrix, read as one.
 
-Decides that a matrix is quantised where its parts are in the files, whatever the settings say of names: so modules that
-were left as they were need no list. Formats say which tensors belong together: `integer_safetensors`,
+Treats a matrix as quantised if its parts are in the files, whatever module names the settings list, so no list of
+unquantised modules is needed. Each format decides which tensors belong together: `integer_safetensors`,
 `compressed_tensors`, `fp8_safetensors`, `nf4_safetensors`.
 """
 
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 QUANTISED_TYPES = frozenset({"INT4", "INT8", "FP8", "NF4", "FP4"})
-"""What matrices call their `dtype`."""
+"""The values of `QuantisedMatrix.dtype`."""
 
 _WIDER = ("F64", "F32", "F16")
-"""Plain types that bfloat16 does not hold."""
+"""Plain types that bfloat16 cannot represent without rounding."""
 
 _TORCH_TYPES = {
     "I64": torch.int64,
@@ -52,7 +52,7 @@ _TORCH_TYPES = {
 
 
 class QuantisedMatrix(Protocol):
-    """A matrix whose numbers are in several tensors."""
+    """A matrix stored as several tensors."""
 
     @property
     def path(self) -> Path:
@@ -61,41 +61,41 @@ class QuantisedMatrix(Protocol):
 
     @property
     def dtype(self) -> str:
-        """What the file stores, one of `QUANTISED_TYPES`."""
+        """The stored type, one of `QUANTISED_TYPES`."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the numbers."""
+        """Shape of the decoded matrix."""
         ...
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         ...
 
     @property
     def bytes(self) -> int:
-        """In the files."""
+        """Size in the files."""
         ...
 
     @property
     def kind(self) -> str:
-        """Of the blocks that hold it without loss; "" where there are none."""
+        """The kind of block that holds the codes without loss; "" for none."""
         ...
 
     def read_numbers(self, name: str, out: Tensor) -> bool:
-        """Fill `out`; whether that rounded a number. Raises as `TensorSource.read_into`."""
+        """Fill `out`; returns whether any number was rounded. Raises as `TensorSource.read_into`."""
         ...
 
     def read_blocks(self, name: str) -> tuple[Tensor, bool]:
-        """Its blocks, uint8 `[N, bytes of a row]`, and whether that rounded a scale; not called where `kind` is ""."""
+        """Its blocks, uint8 `[N, bytes per row]`, and whether any scale was rounded; not called if `kind` is ""."""
         ...
 
 
 @runtime_checkable
 class QuantisedStack(QuantisedMatrix, Protocol):
-    """Matrices of the same shape in tensors of their own dimension, one for each expert."""
+    """Matrices of the same shape, one per expert, stacked along the first dimension of their tensors."""
 
     def slice(self, index: int) -> QuantisedMatrix:
         """One of the matrices."""
@@ -104,11 +104,11 @@ class QuantisedStack(QuantisedMatrix, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuantisedMatrices:
-    """What a format found in the files.
+    """The matrices that a format found in the files.
 
     Attributes:
-        matrices: by the names that models know them by.
-        hidden: tensors that are parts of them, or say something of activations, keys and values.
+        matrices: by the names under which models take them.
+        hidden: tensors that are parts of these matrices, or concern activations, keys and values.
     """
 
     matrices: Mapping[str, QuantisedMatrix]
@@ -116,15 +116,15 @@ class QuantisedMatrices:
 
 
 class QuantisedSource(TensorSource):
-    """A safetensors checkpoint with some matrices quantised; owned by the one loading from it.
+    """A safetensors checkpoint with some quantised matrices; owned by the code that loads from it.
 
     Args:
         plain: the checkpoint.
-        found: its matrices.
+        found: its quantised matrices.
         unheeded: see `TensorSource.unheeded`.
 
     Attributes:
-        stored: where each tensor lies, by name.
+        stored: where each tensor is stored, by name.
     """
 
     def __init__(self, plain: SafetensorsSource, found: QuantisedMatrices, unheeded: Sequence[str] = ()) -> None:
@@ -158,7 +158,7 @@ class QuantisedSource(TensorSource):
         return self._unheeded
 
     def spare(self, name: str) -> bool:
-        """A bias of zeros beside a quantised matrix: some tools wrote one for every projection."""
+        """True for an all-zero bias of a quantised matrix: some tools wrote one for every projection."""
         module = name.removesuffix(".bias")
         if module == name or f"{module}.weight" not in self._matrices:
             return False
@@ -209,10 +209,10 @@ class QuantisedSource(TensorSource):
 
 
 def read_part(name: str, part: StoredTensor, allowed: Iterable[str]) -> Tensor:
-    """All of one part, in its own dtype and shape.
+    """Read a whole part, in its own dtype and shape.
 
     Raises:
-        ModelFileError: it has none of the allowed types, or the file is shorter than it was.
+        ModelFileError: its type is not allowed, or the file is shorter than when it was opened.
     """
     check_type(name, part, allowed)
     out = torch.empty(part.shape, dtype=_TORCH_TYPES[part.dtype])
@@ -223,7 +223,7 @@ def read_part(name: str, part: StoredTensor, allowed: Iterable[str]) -> Tensor:
 
 
 def read_rows(name: str, part: StoredTensor, start: int, stop: int, allowed: Iterable[str]) -> Tensor:
-    """Some rows of a part `[N, K]`; else as `read_part`."""
+    """Read rows `start` to `stop` of a part `[N, K]`; otherwise like `read_part`."""
     of_row = part.bytes // part.shape[0]
     rows = replace(
         part, shape=(stop - start, *part.shape[1:]), offset=part.offset + start * of_row, bytes=(stop - start) * of_row

@@ -1,7 +1,7 @@
-"""Rows of a stored matrix as tensors of their own: for checkpoints that join what a model multiplies apart.
+"""Rows of a stored matrix as separate tensors, for checkpoints that fuse matrices that a model multiplies separately.
 
-Decides how a part is read; which rows it has is the family's knowledge. Beside the tensors that it hands out it keeps
-one matrix, the one that it read last: parts of the same one are asked for one after the other.
+Decides how a part is read; the family decides which rows belong to it. Caches only the matrix that was read last,
+because parts of the same matrix are requested one after the other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["RowPart", "RowParts"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowPart:
-    """A tensor that is made of rows of another one.
+    """A tensor made of rows of another tensor.
 
     Attributes:
         of: the name of the stored matrix `[N, K]`.
-        rows: int64 `[R]`, which rows, in the part's order.
-        shape: of the part: R times K numbers, row by row.
+        rows: int64 `[R]`, row indices in the part's order.
+        shape: the part's shape, of R * K elements in row-major order.
     """
 
     of: str
@@ -36,13 +36,13 @@ class RowPart:
 
 
 class RowParts(TensorSource):
-    """What `source` has, and parts of it.
+    """The tensors of `source`, and parts of them.
 
     Args:
-        source: whose matrices are taken apart.
+        source: source of the matrices that are split.
 
     Attributes:
-        parts: by name.
+        parts: the parts by name.
     """
 
     def __init__(self, source: TensorSource) -> None:
@@ -52,7 +52,7 @@ class RowParts(TensorSource):
 
     @property
     def whole_bytes(self) -> int:
-        """Memory of the largest matrix that is taken apart, in float32: it is kept while its parts are read."""
+        """Bytes of the largest matrix that is split, in float32; it stays in memory while its parts are read."""
         sizes = [math.prod(self._source.shape(part.of)) for part in self.parts.values()]
         return 4 * max(sizes, default=0)
 
@@ -69,7 +69,7 @@ class RowParts(TensorSource):
         return self._source.stored_kind(self.parts[name].of if name in self.parts else name)
 
     def spare(self, name: str) -> bool:
-        """See `TensorSource.spare`; parts are wanted."""
+        """See `TensorSource.spare`; parts are never spare."""
         return name not in self.parts and self._source.spare(name)
 
     def read_into(self, name: str, out: Tensor) -> None:
@@ -115,7 +115,7 @@ class RowParts(TensorSource):
         return numbers
 
     def _kept(self, what: tuple[str, object], read: Callable[[], Any]) -> Any:
-        """What was read last, or else what `read` returns."""
+        """The last result if it was for the same `what`; otherwise the result of `read`."""
         if self._latest[0] != what:
             self._latest = ("", None), None  # free before the next one is read
             self._latest = what, read()

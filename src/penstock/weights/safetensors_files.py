@@ -2,8 +2,8 @@
 
 Decides what a well-formed file is, by the format's own rules (https://github.com/huggingface/safetensors#format): a
 little-endian uint64 header length of at most 100 MB, a JSON object, then data that the tensors cover without holes or
-overlaps. Nothing in a header is believed before it is checked against the file's size; integers are Python's and
-cannot overflow. Does not know what the tensors mean.
+overlaps. Nothing in a header is trusted before it is checked against the file's size; integers are Python's and cannot
+overflow. Does not know what the tensors mean.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """Where a tensor is stored.
 
     Attributes:
-        dtype: the format's name, such as `BF16`.
-        offset: of its first byte in the file.
-        bytes: how many it has.
+        dtype: the format's name for the type, such as `BF16`.
+        offset: position of its first byte in the file.
+        bytes: its size.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class StoredTensor:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.bytes * 8 // _BITS[self.dtype]
 
     def slice(self, index: int) -> StoredTensor:
@@ -92,7 +92,7 @@ class SafetensorsSource(TensorSource):
 
     @property
     def stored(self) -> Mapping[str, StoredTensor]:
-        """Where each tensor lies, by name."""
+        """Where each tensor is stored, by name."""
         return self._tensors
 
     def names(self) -> frozenset[str]:
@@ -108,7 +108,7 @@ class SafetensorsSource(TensorSource):
         self._read(name, self._find(name), out)
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
-        """See `TensorSource.read_slice_into`; nothing but the slice is read."""
+        """See `TensorSource.read_slice_into`; reads only the slice."""
         self._read(name, self._find(name).slice(index), out)
 
     def _read(self, name: str, tensor: StoredTensor, out: torch.Tensor) -> None:
@@ -128,10 +128,10 @@ class SafetensorsSource(TensorSource):
 
 
 def open_safetensors(directory: Path) -> SafetensorsSource:
-    """The tensors of a directory: `model.safetensors`, or else the shards of `model.safetensors.index.json`.
+    """The tensors of a directory: `model.safetensors`, or otherwise the shards of `model.safetensors.index.json`.
 
     Raises:
-        ModelFileError: there are neither, or one is malformed.
+        ModelFileError: the directory has neither, or a file is malformed.
     """
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.is_file():
@@ -180,7 +180,7 @@ def load_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file whose top level is an object.
 
     Raises:
-        ModelFileError: it is missing, too large, not JSON, or something else than an object.
+        ModelFileError: it is missing, too large, not JSON, or not an object.
     """
     with open_binary(path) as stream:
         raw = stream.read(_MAX_JSON_BYTES + 1)
@@ -201,7 +201,7 @@ def _parse_object(raw: bytes, path: Path, key: str) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    """No model's file nests deeply; whoever walks these values later may then recurse without fear."""
+    """Refuse deeply nested values, which no model's file has, so that later code can recurse safely."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         inner = [item for item in level if isinstance(item, dict | list)]
@@ -224,7 +224,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """Read and check the header of one safetensors file.
 
     Raises:
-        ModelFileError: anything in it contradicts the format or the file's size.
+        ModelFileError: it contradicts the format or the file's size.
     """
     file = str(path)
     with open_binary(path) as stream:
@@ -279,7 +279,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_coverage(path: Path, tensors: Mapping[str, StoredTensor], data_start: int, size: int) -> None:
-    """The format allows no byte between, before or after tensors, and none that belongs to two."""
+    """Check that tensors cover the data exactly: the format allows neither gaps nor overlaps."""
     position = data_start
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].bytes)):
         if tensor.offset != position:

@@ -1,4 +1,4 @@
-"""Writing `model.safetensors`, and a directory with a `config.json` beside it, by the format's own rules.
+"""Writes `model.safetensors`, and a model directory with a `config.json`, by the format's own rules.
 
 See https://github.com/huggingface/safetensors#format: header length, JSON header, then the tensors without holes.
 """
@@ -26,11 +26,11 @@ _WRITTEN_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class OutTensors:
-    """Tensors that are made together, and only when they are written.
+    """Tensors that are made together, only when they are written.
 
     Attributes:
-        sizes: types and shapes by name.
-        make: makes them, on the CPU.
+        sizes: dtypes and shapes by name.
+        make: makes the tensors, on the CPU.
     """
 
     sizes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -38,15 +38,15 @@ class OutTensors:
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """Total size in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self.sizes.values())
 
 
 def write_model_directory(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a model into a directory, which is made if need be and must not hold one.
+    """Write a model into a directory, which is created if needed and must not already hold a model.
 
     Raises:
-        ConfigError: there is a model already, a tensor holds no weights, or the files cannot be written.
+        ConfigError: the directory holds a model, a tensor is not of a float type, or the files cannot be written.
     """
     for name in ("config.json", "model.safetensors"):
         if (directory / name).exists():
@@ -70,12 +70,12 @@ def _write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def write_safetensors(
     file: Path, tensors: Sequence[OutTensors], advance: Callable[[int], object] = lambda _: None
 ) -> None:
-    """Write a file of tensors, those that are made together one after the other in memory.
+    """Write a file of tensors, making one group of them at a time in memory.
 
     Args:
-        file: its name; who calls removes it if this fails.
-        tensors: no name twice.
-        advance: called with the bytes of tensors as they are written.
+        file: its path; the caller removes it if this fails.
+        tensors: groups of tensors; names must be unique.
+        advance: called with the number of tensor bytes just written.
 
     Raises:
         OSError: the file cannot be written.

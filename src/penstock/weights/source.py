@@ -1,10 +1,11 @@
 """The port through which models receive weights, and reading stored numbers into tensors.
 
-Decides how bytes become numbers of the wanted type: straight into the tensor where the stored type is the wanted one,
-else in pieces, so that memory beyond the tensor itself stays within a few MiB. Knows no file format.
+Decides how bytes become numbers of the requested dtype: read straight into the tensor if the stored dtype matches,
+converted in pieces otherwise, so that memory beyond the tensor itself stays within a few MiB. Knows no file format.
 
-Invariants: files are read, never mapped: a tensor that was handed out depends on no file, and a file cut short is an
-error and not a signal. Stored numbers are little-endian, as both formats say and as this machine must be.
+Invariants: files are read, never mapped, so a tensor already handed out does not depend on its file, and a truncated
+file raises an error instead of a signal. Stored numbers are little-endian: both formats say so, and this machine must
+be little-endian too.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ __all__ = [
 _MAX_NAME = 256
 
 PIECE_ELEMENTS = 1 << 19
-"""Elements converted at once: 2 MiB in float32."""
+"""Elements converted per piece: 2 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """A matrix as quantised blocks, as they lie in the file.
+    """A matrix as quantised blocks, in the byte layout of the file.
 
     Attributes:
         kind: the name of the block format, such as `Q4_K`.
-        data: uint8 `[N, bytes of a row]`, contiguous; rows in Hugging Face order, outputs first.
+        data: uint8 `[N, bytes per row]`, contiguous; rows in Hugging Face order, outputs first.
     """
 
     kind: str
@@ -50,9 +51,9 @@ class StoredBlocks:
 
 
 def rows_joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Matrices of equal width one below the other, `[N1 + N2 + ..., K]`; also of such as have no numbers (`meta`).
+    """Concatenate matrices of equal width along the rows, `[N1 + N2 + ..., K]`; `meta` tensors are supported.
 
-    Torch would load its compiler to join `meta` tensors: 1.5 s, and 70 MiB that stay.
+    `torch.cat` on `meta` tensors would load torch's compiler: 1.5 s, and 70 MiB that are never freed.
     """
     if len(parts) == 1:
         return parts[0]
@@ -80,8 +81,8 @@ class TensorSource(Protocol):
         """Fill `out`, a contiguous tensor of this shape, converting to its dtype and device.
 
         Raises:
-            ModelFileError: there is no such tensor, it holds no weights (integers), `out` has another shape, the file
-                is shorter than it was, or a finite number does not fit the dtype.
+            ModelFileError: there is no such tensor, it holds integers and not weights, `out` has a different shape,
+                the file is shorter than when it was opened, or a finite number does not fit the dtype.
         """
         ...
 
@@ -93,12 +94,12 @@ class TensorSource(Protocol):
         """A quantised tensor's blocks, without dequantising.
 
         Raises:
-            ModelFileError: the tensor has none, or the file is shorter than it was.
+            ModelFileError: the tensor has no blocks, or the file is shorter than when it was opened.
         """
         raise ModelFileError("", name, "is not stored in quantised blocks")
 
     def read_slice_into(self, name: str, index: int, out: torch.Tensor) -> None:
-        """Fill `out` with one slice along the first dimension of a tensor; else as `read_into`.
+        """Fill `out` with one slice along the first dimension of a tensor; otherwise like `read_into`.
 
         Raises:
             ModelFileError: as for `read_into`, or the tensor's rows are not stored in Hugging Face order.
@@ -112,15 +113,15 @@ class TensorSource(Protocol):
         raise ModelFileError("", f"{name}[{index}]", "is not stored in quantised blocks")
 
     def spare(self, name: str) -> bool:  # noqa: ARG002 - mostly every tensor counts
-        """Whether a model that has no place for the tensor computes the same without it."""
+        """Whether a model with no place for the tensor computes the same results without it."""
         return False
 
     def rounded(self) -> Mapping[str, int]:
-        """What was rounded by reading, because no wider form was asked for: in words, and of how many tensors."""
+        """What reading rounded because no wider form was requested: a description, and the number of tensors."""
         return {}
 
     def unheeded(self) -> Sequence[str]:
-        """Settings of the checkpoint that ask for the rounding of activations, keys or values; that is not done."""
+        """Checkpoint settings that ask for rounding activations, keys or values, which is not implemented."""
         return ()
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
@@ -131,7 +132,7 @@ class TensorSource(Protocol):
 
 
 def is_decent_name(name: str) -> bool:
-    """Whether a name found in a file can be shown: it goes into errors and logs, where control characters do harm."""
+    """Whether a name found in a file is safe to show: errors and logs must not contain control characters."""
     return len(name) <= _MAX_NAME and name.isprintable()
 
 
@@ -151,7 +152,7 @@ def read_bytes(stream: BinaryIO, path: Path, name: str, destination: torch.Tenso
     """Fill `destination` (contiguous, on the CPU) with the next bytes of `stream`.
 
     Raises:
-        ModelFileError: the stream ends before.
+        ModelFileError: the stream ends too early.
     """
     if destination.numel() == 0:
         return
@@ -184,10 +185,10 @@ def read_elements(path: Path, name: str, offset: int, stored: torch.dtype, out: 
 
 
 def convert_into(piece: torch.Tensor, out: torch.Tensor, path: Path, name: str) -> None:
-    """Copy `piece` into `out` of the same shape, converting.
+    """Copy `piece` into `out`, which has the same shape, converting to its dtype.
 
     Raises:
-        ModelFileError: a finite number is beyond the range of `out`'s dtype; it would silently become infinite.
+        ModelFileError: a finite number is beyond the range of `out`'s dtype and would silently become infinite.
     """
     out.copy_(piece)
     if piece.numel() == 0 or torch.finfo(out.dtype).max >= torch.finfo(piece.dtype).max:

@@ -1,6 +1,6 @@
-"""How a layer's experts lie in a checkpoint, and reading one of them.
+"""How a checkpoint stores a layer's experts, and reading one of them.
 
-Decides the order of rows within an expert. Does not know what becomes of its numbers or blocks.
+Decides the order of rows within an expert. Does not know how its numbers or blocks are used.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class StoredExperts:
 
     @property
     def rows(self) -> int:
-        """Outputs of an expert."""
+        """Number of outputs of an expert."""
         return sum(outputs for _, (outputs, _) in self.parts)
 
     @property
     def inputs(self) -> int:
-        """Inputs of an expert."""
+        """Number of inputs of an expert."""
         return self.parts[0][1][1]
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor, with the shape that it must have."""
+        """Every stored tensor by name, with its required shape."""
         found: dict[str, tuple[int, ...]] = {}
         for name, shape in self.parts:
             stored = shape[::-1] if self.transposed else shape
@@ -49,7 +49,7 @@ class StoredExperts:
         return found
 
     def each_part(self) -> list[StoredExperts]:
-        """Each part by itself."""
+        """One `StoredExperts` per part."""
         return [replace(self, parts=(part,)) for part in self.parts]
 
     def read_into(self, source: TensorSource, expert: int, out: Tensor) -> None:
@@ -73,7 +73,7 @@ class StoredExperts:
             out.copy_(_apart(rows) if self.alternates else rows)
 
     def read_blocks(self, source: TensorSource, expert: int) -> StoredBlocks:
-        """The blocks of one expert, whose parts are all of one kind; raises as `TensorSource.read_blocks`."""
+        """The blocks of one expert; all parts must be of one kind. Raises as `TensorSource.read_blocks`."""
         blocks = [
             source.read_blocks(name.replace(_EXPERT, str(expert)))
             if _EXPERT in name
@@ -85,5 +85,5 @@ class StoredExperts:
 
 
 def _apart(rows: Tensor) -> Tensor:
-    """Rows that alternate between two halves, one half before the other."""
+    """De-interleave rows: the even rows, then the odd ones."""
     return rows_joined((rows[::2], rows[1::2]))

@@ -1,4 +1,4 @@
-"""The passing name of what is being written, so that a name that people use never stands for half a model."""
+"""Temporary names for files being written, so that the final name never refers to half a model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SPARE_BYTES = 64 << 20
 
 
 def passing_name(target: Path) -> Path:
-    """Under which this process writes what will be `target`: beside it, so that renaming costs nothing."""
+    """The temporary name under which this process writes `target`: in the same folder, so that renaming is free."""
     return target.with_name(f".{target.name}.{os.getpid()}.partial")
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise ConfigError unless a folder has room for so many bytes."""
+    """Raise ConfigError unless `folder`'s disk has room for `needed` bytes and 64 MiB to spare."""
     free = shutil.disk_usage(folder).free
     if needed + _SPARE_BYTES > free:
         raise ConfigError("TARGET", f"{folder} has {free / 1e9:.1f} GB free, and the file takes {needed / 1e9:.1f} GB")
@@ -29,13 +29,13 @@ def check_room(folder: Path, needed: int) -> None:
 
 @contextmanager
 def whole_directory(target: Path) -> Iterator[Path]:
-    """A directory to be filled, which takes the name `target` at the end; whatever is raised takes it away.
+    """Yield a directory to fill; it is renamed to `target` at the end, or removed if anything is raised.
 
     Args:
         target: does not exist, or is an empty directory.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the directory cannot be written.
     """
     partial = passing_name(target)
     try:
