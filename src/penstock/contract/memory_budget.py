@@ -1,8 +1,8 @@
-"""A ceiling on what the stores of a serving process take together, handed out to them in fixed shares.
+"""A memory limit for all stores of a serving process, divided into fixed shares.
 
-Fixed, so that none can starve another, and no store has to know what the others hold. What only caches something
-(compiled grammars, streams that could be resumed, stored answers) drops the oldest of it to stay within its share; what
-somebody waits for is refused (requests) or ended where it can be had again (streams that nobody reads).
+Shares are fixed so that no store can starve another, and none needs to know how full the others are. To stay within
+its share, a cache (compiled grammars, resumable streams, stored answers) drops its oldest entries; requests are
+refused, and streams that are not read are ended, since they can be resumed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["DEFAULT_BYTES", "LEAST_BYTES", "STREAM_BYTES", "MemoryBudget"]
 MIB = 1024 * 1024
 DEFAULT_BYTES = 512 * MIB
 LEAST_BYTES = 64 * MIB
-"""A share of requests that takes one of the largest bodies."""
+"""With this limit, the share of requests holds one body of the largest size."""
 STREAM_BYTES = 512
-"""What is remembered of a stream, so that it can be resumed."""
+"""Size of what is remembered about a stream so that it can be resumed."""
 
 
 class MemoryBudget:
-    """The shares of one server, and what is taken of them.
+    """The shares of one server, and how much of them is in use.
 
     Args:
-        limit: bytes in all; 0 takes `DEFAULT_BYTES`.
-        on_rest: called in some thread when large requests are over and nobody sends another.
+        limit: bytes in all; 0 for `DEFAULT_BYTES`.
+        on_rest: called, in any thread, when large requests have ended and no other has come.
     """
 
     def __init__(self, limit: int = 0, on_rest: Callable[[], None] = lambda: None) -> None:
@@ -37,39 +37,39 @@ class MemoryBudget:
 
     @property
     def requests(self) -> int:
-        """Bytes for the bodies of requests that are being read or answered, and what is made of them."""
+        """Bytes for requests that are being read or answered: their bodies, and what they are parsed into."""
         return self.limit // 4
 
     @property
     def outputs(self) -> int:
-        """Bytes for outputs that wait for readers."""
+        """Bytes for outputs that clients have not read yet."""
         return self.limit // 4
 
     @property
     def stored(self) -> int:
-        """Bytes for stored responses, and as many for stored chat completions."""
+        """Bytes for stored responses, and the same again for stored chat completions."""
         return self.limit // 8
 
     @property
     def grammars(self) -> int:
-        """Bytes for compiled grammars, wherever they are compiled, and what is known of others."""
+        """Bytes for compiled grammars in all processes, and for verdicts on grammars."""
         return self.limit // 8
 
     @property
     def streams(self) -> int:
-        """Bytes for the streams that may be resumed."""
+        """Bytes for resumable streams."""
         return self.limit // 64
 
     def applied(self, limits: ServerLimits) -> ServerLimits:
-        """`limits` with the shares of the stores that they bound."""
+        """`limits` with the shares of the stores that they limit."""
         most = max(1, self.streams // STREAM_BYTES)
         return replace(limits, max_stored_bytes=self.stored, max_resumable_streams=most)
 
     def watch(self, store: str, taken: Callable[[], int]) -> None:
-        """Have `taken` say, from any thread, how many bytes a store takes now."""
+        """Register a store; `taken`, called from any thread, returns how many bytes it takes now."""
         self._stores[store] = taken
 
     def taken(self) -> Iterator[tuple[str, int]]:
-        """(store, bytes) of each that is watched."""
+        """(name, bytes) of each registered store."""
         for store, taken in self._stores.items():
             yield store, taken()

@@ -1,4 +1,4 @@
-"""What rooms without tensors know of a model."""
+"""Facts about a model for rooms that do not use tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ModelShape:
     """The sizes of a model that the scheduler, the KV store and the tests need.
 
     Attributes:
-        num_kv_heads: heads that keys and values have (grouped queries share them).
+        num_kv_heads: number of key heads, and of value heads; query heads share them in groups.
         head_dim: width of one head, `D` in shape comments.
         vocab_size: width of the logits; every token id lies below it.
-        max_positions: longest context that the model was made for.
+        max_positions: longest context that the model was trained for.
     """
 
     num_layers: int
@@ -43,15 +43,15 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheSpec:
-    """Keys and values that one layer keeps, or several layers share.
+    """The KV cache of one layer, or of several layers that share it.
 
     Attributes:
-        heads: key heads, and as many value heads.
-        head_dim: width of one.
-        window: positions that the layers which read it look back to, their own included; None for all. Earlier ones
-            are never read again.
-        value_dim: of a latent cache, which has one head and keys alone: a position's value is the last `value_dim`
-            elements of its key. 0 for values of their own, as wide as keys.
+        heads: number of key heads, and of value heads.
+        head_dim: width of one head.
+        window: how many positions its layers attend to, the current one included; None for all. Earlier positions are
+            never read again.
+        value_dim: for a latent cache, which has one head and stores only keys: the value of a position is the last
+            `value_dim` elements of its key. 0 if values are stored separately, as wide as keys.
     """
 
     heads: int
@@ -62,19 +62,19 @@ class KvCacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """Recurrent state that a layer carries from token to token: float32 numbers of this `shape` for each sequence."""
+    """Recurrent state that a layer carries from token to token: a float32 array of this `shape` for each sequence."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A row of a step, to be counted.
+    """The size of one row of a step, to estimate its cost.
 
     Attributes:
-        computed: positions of its sequence that are computed already.
-        count: positions that it computes.
-        samples: positions whose logits it wants.
+        computed: positions of its sequence that were computed before.
+        count: positions that the row computes.
+        samples: positions whose logits are needed.
     """
 
     computed: int
@@ -84,14 +84,14 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What one step takes, whatever computes it; costs add up.
+    """The work of one step, independent of the machine. Costs can be added.
 
     Attributes:
-        weight_bytes: of weights that are read.
-        kv_bytes: of keys and values that are read.
+        weight_bytes: bytes of weights to read.
+        kv_bytes: bytes of keys and values to read.
         fp32_ops: multiplications and additions in float32.
-        bf16_ops: the same in bfloat16.
-        int8_ops: the same in 8-bit integers.
+        bf16_ops: multiplications and additions in bfloat16.
+        int8_ops: multiplications and additions of 8-bit integers.
     """
 
     weight_bytes: int = 0
@@ -112,16 +112,16 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceText:
-    """The text half of a directory in Hugging Face layout: `tokenizer.json` and the small JSON files around it."""
+    """Text files of a directory in Hugging Face layout: `tokenizer.json` and the small JSON files beside it."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """The text half of a GGUF file, as read from its metadata (keys `tokenizer.ggml.*` and `tokenizer.chat_template`).
+    """Tokenizer and chat template from a GGUF file's metadata (`tokenizer.ggml.*` and `tokenizer.chat_template`).
 
-    Its `repr` leaves out the template and all that has an entry for each token.
+    Its `repr` omits the template and the fields with an entry per token.
 
     Attributes:
         file: path, for error messages.
@@ -129,14 +129,14 @@ class GgufVocabulary:
             and bytes, joined by merges), or `bert` (WordPiece).
         pre: name of the pre-tokenizer, such as `smollm` or `llama-bpe`; "" when the file has none.
         tokens: the vocabulary; the index is the token id.
-        token_types: one a token (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
+        token_types: one per token (1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte).
         merges: BPE merges, "left right", best first; empty for `llama` and `bert`.
-        scores: one a token for `llama`; others do not read them.
+        scores: one per token for `llama`; unused by other kinds.
         bos, eos, unknown: token ids, -1 when absent.
-        add_bos: whether text is meant to start with `bos`.
+        add_bos: whether text should start with `bos`.
         add_space_prefix: SentencePiece's dummy prefix.
         chat_template: Jinja source, "" when the file has none.
-        add_eos: whether a text ends with `eos`, as embedding models want it.
+        add_eos: whether text should end with `eos`, as embedding models expect.
     """
 
     file: str
@@ -160,14 +160,14 @@ TextFiles = HuggingFaceText | GgufVocabulary
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model's files say, but for its weights, to whoever knows no tensors.
+    """What a model's files say, except for its weights.
 
     Attributes:
-        name: what clients call it unless the operator says otherwise.
-        text: where its tokenizer and chat template come from; those that the operator named, if any.
-        embedding: what an embedding is where a request does not say.
+        name: the default name for clients.
+        text: the files of its tokenizer and chat template, or the ones that the operator named instead.
+        embedding: how embeddings are made if a request does not say.
         sampling_defaults: as in `ModelCard`.
-        sampling_origin: where these are written; "" if nowhere.
+        sampling_origin: the file that `sampling_defaults` come from; "" if there are none.
     """
 
     name: str
@@ -179,24 +179,23 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a served model says of itself to clients.
+    """What clients can know about a served model.
 
     Attributes:
-        name: the name that clients ask for.
-        created: Unix time at which the engine was started.
-        max_model_len: most tokens of prompt and output together.
-        vocab_size: token ids in requests lie below it.
+        name: the name that clients use.
+        created: Unix time of the engine's start.
+        max_model_len: maximum number of tokens of prompt and output together.
+        vocab_size: token ids in requests must be below it.
         has_chat_template: whether conversations can be rendered.
-        template_variables: what callers may set in every chat template that the model has.
+        template_variables: variables that callers may set in every chat template of the model.
         thinks: whether the model may write reasoning before its answer.
-        hidden_size: values of an embedding, before any are cut.
-        sampling_defaults: (name, value) of each sampling parameter that has another value than usual where a request
-            does not give one.
-        named_roles: roles whose messages show a `name` in the model's chat template.
+        hidden_size: length of a full embedding.
+        sampling_defaults: (name, value) of each sampling parameter whose default differs from the API's.
+        named_roles: roles for which the model's chat template uses a message's `name`.
         aliases: other names of the same model.
-        embedding: what an embedding is where a request does not say.
-        any_name: whether it answers to whatever name is asked for.
-        generates: whether it writes text; a model that only embeds does not.
+        embedding: how embeddings are made if a request does not say.
+        any_name: whether requests may use any name for the model.
+        generates: whether it generates text; False for a model that only embeds.
     """
 
     name: str
@@ -216,9 +215,9 @@ class ModelCard:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that the model is listed under, the main one first."""
+        """All names under which the model is listed, the main one first."""
         return (self.name, *self.aliases)
 
     def answers_to(self, name: str) -> bool:
-        """Whether a request for this name is served."""
+        """Whether a request may use this name."""
         return self.any_name or name in self.names

@@ -1,4 +1,4 @@
-"""The port to blocks that outlived a process, of whoever wants to know what is there; a runner reads them."""
+"""The engine's port to the block store: which blocks are stored. The runner reads and writes them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ __all__ = ["StoredBlocks"]
 
 
 class StoredBlocks(Protocol):
-    """Knows which blocks are in files. Called by the engine's thread between two steps."""
+    """Looks up stored blocks. Called by the engine's thread between two steps."""
 
     def leading(self, keys: Iterable[bytes]) -> int:
-        """How many of `keys`, from the first on, are there now. They may be gone, or damaged, when they are read."""
+        """How many of `keys`, from the first on, are stored now. They may be gone or damaged by the time of reading."""
         ...

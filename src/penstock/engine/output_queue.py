@@ -1,7 +1,7 @@
-"""A queue that merges: outputs that were not taken yet are joined, so a slow reader costs one copy of its text.
+"""A queue of a request's outputs. Unread outputs are merged, so a slow reader costs one copy of its text.
 
-One writer (the event loop, fed by the engine's thread once a step) and one reader, both on the same event loop. Where
-there is a `WaitingRoom`, what a reader leaves lying is bounded too: it is given up, and told so.
+It has one writer (the event loop, which gets outputs from the engine's thread after each step) and one reader, on the
+same event loop. A `WaitingRoom` limits the unread outputs; a reader that exceeds it gets an error and its request ends.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from penstock.contract.events import ChoiceDelta, Output, RequestFailed, Request
 __all__ = ["READER_BYTES", "OutputQueue", "WaitingRoom", "merge"]
 
 READER_BYTES = 256 * 1024
-"""Of outputs that one reader may leave lying: a thousand tokens, or sixty with 20 alternatives each."""
+"""Most bytes of unread outputs per reader: a thousand tokens, or sixty with 20 alternatives each."""
 PATIENCE_SECONDS = 1.0
-"""How long a reader beyond that may take nothing."""
+"""How long a reader with more unread bytes may read nothing."""
 LOOKS = 2
-"""In this time, so that one stall of the event loop, in which nobody could take anything, is nobody's end."""
+"""How often a slow reader is checked in that time: if only once, a stalled event loop would look like slow readers."""
 
 TOKEN_BYTES, ALTERNATIVE_BYTES = 240, 200
-"""As measured with CPython 3.11: a `TokenPiece` with its numbers; its bytes are the vocabulary's."""
+"""As measured with CPython 3.11: a `TokenPiece` with its numbers, without its bytes, which the vocabulary owns."""
 
 
 def merge(waiting: list[Output], new: Iterable[Output]) -> None:
-    """Append `new` to `waiting`, joining each delta to the last one of its choice where nothing of it lies between.
+    """Append `new` to `waiting`, merging each delta into the previous unread delta of its choice.
 
-    A choice's finish always follows its last delta, so joining with any earlier delta of the same choice keeps the
-    order within the choice, which is the only order that matters.
+    The order within a choice is the only one that matters, and it is kept: a choice's finish always follows its last
+    delta.
     """
     latest = {output.choice: index for index, output in enumerate(waiting) if isinstance(output, ChoiceDelta)}
     for output in new:
@@ -47,19 +47,19 @@ def merge(waiting: list[Output], new: Iterable[Output]) -> None:
 
 
 class WaitingRoom:
-    """Bounds what lies in the queues of one event loop. Confined to it.
+    """Limits the unread outputs in the queues of one event loop, to which it is confined.
 
-    A reader that lets more than `of_one` lie, and takes nothing for `patience`, is given up. Where all of them
-    together exceed `of_all`, the one for whom most lies is given up at once, and loses it.
+    A reader with more than `of_one` unread bytes that reads nothing for `patience` is given up. If all readers together
+    have more than `of_all`, the one with the most is given up at once, and its unread outputs are dropped.
 
     Args:
-        of_all: bytes of outputs in all queues.
-        of_one: the same of one queue.
-        patience: seconds.
+        of_all: maximum bytes of outputs in all queues.
+        of_one: maximum bytes of outputs in one queue.
+        patience: in seconds.
 
     Attributes:
-        bytes: what lies there now, and what readers have in hand.
-        given_up: readers so far.
+        bytes: size of all unread outputs, and of the outputs that readers are sending.
+        given_up: number of readers given up so far.
     """
 
     def __init__(self, of_all: int, of_one: int = READER_BYTES, patience: float = PATIENCE_SECONDS) -> None:
@@ -71,7 +71,7 @@ class WaitingRoom:
         self._queues: dict[OutputQueue, int] = {}
 
     def note(self, queue: OutputQueue, size: int) -> None:
-        """A queue and its reader have `size` bytes now."""
+        """Note that a queue and its reader now have `size` bytes."""
         self.bytes += size - self._queues.get(queue, 0)
         if size:
             self._queues[queue] = size
@@ -82,25 +82,25 @@ class WaitingRoom:
 
 
 class OutputQueue:
-    """Outputs of one request on their way to its reader. Confined to one event loop.
+    """The unread outputs of one request. Confined to one event loop.
 
     Args:
-        room: bounds what may lie here; None for any amount.
-        abandon: ends the request, when its reader is given up.
+        room: limits unread outputs; None for no limit.
+        abandon: ends the request if its reader is given up.
 
     Attributes:
-        lying: bytes that nobody has taken yet, nearly; 0 without a room.
-        closed: whether no more will come.
+        lying: approximate size of the unread outputs in bytes; 0 without a room.
+        closed: whether no more outputs will come.
     """
 
     def __init__(self, room: WaitingRoom | None = None, abandon: Callable[[], None] = lambda: None) -> None:
         self._waiting: list[Output] = []
         self._error: PenstockError | None = None
-        self._reader: asyncio.Future[None] | None = None  # who waits
+        self._reader: asyncio.Future[None] | None = None  # done when there is something to read
         self._room = room
         self._abandon = abandon
-        self._in_hand = 0  # bytes that the reader took last, and is busy with
-        self._taken = 0  # how often it has come
+        self._in_hand = 0  # bytes that the reader took last and is sending
+        self._taken = 0  # how often the reader has read
         self._look: asyncio.TimerHandle | None = None
         self._left = False
         self.lying = 0
@@ -108,11 +108,11 @@ class OutputQueue:
 
     @property
     def drained(self) -> bool:
-        """Whether the reader has taken everything that will ever come."""
+        """Whether the reader has read everything, and no more will come."""
         return self.closed and not self._waiting and self._error is None
 
     def put(self, outputs: Iterable[Output]) -> None:
-        """Add outputs; the terminal one closes the queue. What comes after a reader was given up is lost."""
+        """Add outputs; the terminal one closes the queue. Dropped if the reader was given up or has left."""
         if self._error is not None or self._left:
             return
         outputs = tuple(outputs)
@@ -127,22 +127,22 @@ class OutputQueue:
         self._wake()
 
     def fail(self, error: PenstockError) -> None:
-        """Tell the reader that the request was refused; there will be no outputs."""
+        """Let the reader get `error` once it has read the outputs that are here; no more will come."""
         self._error = error
         self.closed = True
         self._wake()
 
     def lose(self) -> None:
-        """Give the reader up, who gets nothing of what lies here."""
+        """Give up the reader and drop its unread outputs."""
         self._give_up()
         self._waiting.clear()
         self._lies(0, self._in_hand)
 
     async def take(self) -> list[Output]:
-        """Wait for outputs and take all there are.
+        """Wait for outputs, and take all of them.
 
         Raises:
-            PenstockError: the request was refused; or the reader was given up, and has taken what lay here.
+            PenstockError: there are no more outputs, because the request was refused or the reader was given up.
         """
         self._taken += 1
         self._lies(self.lying, 0)
@@ -156,7 +156,7 @@ class OutputQueue:
         return taken
 
     def leave(self) -> None:
-        """The reader has gone, or has all; what still comes is for nobody."""
+        """The reader has left or has everything: drop what is here and what still comes."""
         self._left = True
         self._waiting.clear()
         self._lies(0, 0)
@@ -169,7 +169,7 @@ class OutputQueue:
             self._room.note(self, lying + in_hand)
 
     def _give_up(self) -> None:
-        """End the request; its reader gets what lies here, and then an error."""
+        """End the request; the reader can still read the outputs that are here, and then gets an error."""
         if self._room is None or self._error is not None:
             return
         self._room.given_up += 1
@@ -178,11 +178,11 @@ class OutputQueue:
         self.fail(ReaderTooSlow())
 
     def _look_again(self, left: int, taken: int) -> None:
-        """Give the reader up if it still lets too much lie, and has not come in `left` more looks."""
+        """Give up the reader if it still has too many unread bytes and does not read before `left` more checks."""
         assert self._room is not None
         self._look = None
         if self.closed or self.lying + self._in_hand <= self._room.of_one:
-            return  # of an answer that is complete no more will come: its end may lie here
+            return  # a complete answer does not grow any more, and may stay unread
         if taken != self._taken:
             left, taken = LOOKS, self._taken
         if not left:
@@ -197,7 +197,7 @@ class OutputQueue:
 
 
 def _size(output: Output) -> int:
-    """Bytes of memory, nearly. Only of what grows with an answer: a prompt's tokens come once."""
+    """Approximate bytes of memory of what grows with an answer; a prompt's tokens, which come once, do not count."""
     if not isinstance(output, ChoiceDelta):
         return 0
     called = sum(len(piece.arguments) for piece in output.calls)
