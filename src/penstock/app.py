@@ -248,6 +248,7 @@ def _join(
         model_digest=facts.model_digest,
         window=facts.window,
         checkpoints=memory.checkpoints,
+        spare_states=memory.spare_states,
         checkpoint_interval=config.checkpoint_interval,
         looks_ahead=facts.looks_ahead,
         step_target_ms=config.step_target_ms,

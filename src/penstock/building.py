@@ -108,7 +108,7 @@ def build_runner(
     """Size the KV cache, like an earlier one or from the memory left, and warm up a runner; see `load_runner`."""
     memory = like or _sizes(config, loaded, draft)
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
-    states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0)
+    states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0, memory.spare_states)
     budgets = ReasoningBudgets(text)
     store = open_store(config, loaded, kv, states, announce)
     keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes, states, store.states)
@@ -140,11 +140,13 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
         budget = config.kv_cache_memory or each * _step_blocks(config)
     else:
         budget = kv_budget(config.kv_cache_memory, loaded.device, least * each)
-    num_seqs, checkpoints = config.max_num_seqs, None
+    num_seqs, checkpoints, spares = config.max_num_seqs, None, 0
     carried = state_bytes(loaded.program.states)
     if carried:
         interval = config.checkpoint_interval
-        num_seqs, checkpoints, budget = share_memory(budget, carried, each // block_size, num_seqs, interval)
+        num_seqs, checkpoints, spares, budget = share_memory(
+            budget, carried, each // block_size, num_seqs, interval, drafts=config.speculate
+        )
     num_blocks = blocks_for(budget, each, block_size)
     return MemoryReport(
         weight_bytes=loaded.weight_bytes,
@@ -155,8 +157,9 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
         kv_dtype=str(dtype).removeprefix("torch."),
         weight_formats=loaded.weight_formats,
         max_num_seqs=num_seqs,
-        state_bytes=carried * (num_seqs + (checkpoints or 0)),
+        state_bytes=carried * (num_seqs + (checkpoints or 0) + spares),
         checkpoints=checkpoints,
+        spare_states=spares,
         generates=not loaded.program.looks_ahead,
         draft_bytes=0 if draft is None else draft.weight_bytes,
         draft_formats="" if draft is None else draft.weight_formats,

@@ -24,7 +24,6 @@ from penstock.weights.files import ModelFiles
 __all__ = ["drafter_of", "find_draft_model", "load_draft_model"]
 
 _OPTION = "draft_model"
-_WHY = "guesses that were wrong could not be taken back"
 
 
 def find_draft_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles | None:
@@ -53,14 +52,16 @@ def load_draft_model(
         ConfigError: it cannot guess for `target`, or does not fit in memory beside it; names `draft_model`.
         SetupError: an option cannot be used with it, or the files lack something.
     """
-    if target.program.states or target.program.looks_ahead or target.program.window is not None:
-        raise ConfigError(_OPTION, f"nothing can be guessed for {target.files.path}: {_unfit(target)}")
+    if target.program.looks_ahead or target.program.window is not None:
+        unfit = "it only embeds" if target.program.looks_ahead else "every layer of it has a window"
+        raise ConfigError(_OPTION, f"nothing can be guessed for {target.files.path}: {unfit}")
     _check_vocabulary(config, files, text)
     own = replace(config, quantization="auto" if config.quantization == "file" else config.quantization)
     choices = resolve_choices(own, files, target.backend)
     planned = plan_model(replace(own, max_model_len=0), files, choices)
     if planned.program.looks_ahead or planned.program.states:
-        what = "only embeds" if planned.program.looks_ahead else f"carries recurrent state: {_WHY}"
+        state = "carries recurrent state, which its wrong guesses would leave behind"
+        what = "only embeds" if planned.program.looks_ahead else state
         raise ConfigError(_OPTION, f"{files.path} cannot guess: it {what}")
     free = free_memory(target.device)
     check_fits(_OPTION, _needs(config, planned, target), free, ())
@@ -78,12 +79,6 @@ def drafter_of(
     """The drafter for a runner of `target` with these sizes; it has a KV store of its own."""
     kv, width = draft.kv_store(num_blocks, block_size), target.shape.vocab_size
     return DraftModel(draft.model, kv, max_num_seqs, max_model_len, width, draft.backend, SystemClock())
-
-
-def _unfit(target: LoadedModel) -> str:
-    if target.program.looks_ahead:
-        return "it only embeds"
-    return f"it carries recurrent state: {_WHY}" if target.program.states else "every layer of it has a window"
 
 
 def _check_vocabulary(config: EngineConfig, files: ModelFiles, text: TextModel) -> None:

@@ -147,10 +147,10 @@ class LoadedModel:
         packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
         return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
 
-    def state_store(self, num_slots: int, checkpoints: int) -> StateStore | None:
+    def state_store(self, num_slots: int, checkpoints: int, spares: int = 0) -> StateStore | None:
         """Memory for recurrent state, uninitialised; None for a model without recurrent state."""
         states = self.program.states
-        return StateStore(states, num_slots, checkpoints, self.device) if states else None
+        return StateStore(states, num_slots, checkpoints, self.device, spares) if states else None
 
     def runner(
         self,

@@ -83,9 +83,10 @@ class FakeDrafter:
         self._count = count
         self._rng = random.Random(seed)
 
-    def draft(self, req: SequenceRequest, known: int, window: int | None = None) -> tuple[int, ...]:
+    def draft(self, req: SequenceRequest, known: int, cfg: SchedulerConfig) -> tuple[int, ...]:
         count = self._count or self._rng.randint(1, 5)
-        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice, window)[known:]
+        stateful = cfg.checkpoints is not None
+        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice, cfg.window, stateful)[known:]
         return tuple(t if self._rng.random() < self._right else (t + 1) % VOCAB for t in tokens)
 
 
@@ -297,7 +298,7 @@ class Harness:
         for one in self.scheduler.draftable():
             req = self.requests[one.seq_id]
             require(tuple(one.tokens) == (*req.prompt, *self.tokens[req.id]), "drafts follow what is known")
-            drafts.append(Draft(req.id, self.drafter.draft(req, len(self.tokens[req.id]), self.config.window)))
+            drafts.append(Draft(req.id, self.drafter.draft(req, len(self.tokens[req.id]), self.config)))
         return tuple(drafts)
 
     def _check_drafts(self, plan: StepPlan, drafts: tuple[Draft, ...]) -> None:
@@ -468,7 +469,7 @@ def stored_prefix(runner: FakeRunner, keys: Sequence[bytes]) -> int:
 
 def with_draft_model(cfg: SchedulerConfig, seed: int) -> SchedulerConfig:
     """With a draft model in every second episode, where the model allows one; its context may be shorter."""
-    possible = cfg.window is None and cfg.checkpoints is None
+    possible = cfg.window is None
     return replace(cfg, draft_context=(8, 30, 64)[seed // 2 % 3]) if possible and seed % 2 else cfg
 
 
@@ -622,7 +623,12 @@ def random_checkpoints(seed: int, block_size: int) -> dict[str, int]:
     rng = random.Random(f"{seed} state")
     if rng.random() < 0.5:
         return {}
-    return {"checkpoints": rng.choice([0, 1, 2, 3, 8]), "checkpoint_interval": rng.choice([0, 1, 2, 4]) * block_size}
+    interval = rng.choice([0, 1, 2, 4]) * block_size
+    return {
+        "checkpoints": rng.choice([0, 1, 2, 3, 8]),
+        "checkpoint_interval": interval,
+        "spare_states": rng.choice([0, 1, 3, 20]),
+    }
 
 
 def run_workload(

@@ -114,6 +114,15 @@ def test_checkpoints_change_no_event(checkpoints):
         assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, checkpoints={checkpoints})"
 
 
+@pytest.mark.parametrize(("depth", "right", "spares"), [(1, 0.5, 20), (2, 0.8, 3), (3, 0.3, 1)])
+def test_drafts_of_a_model_that_carries_state_change_no_event(depth, right, spares):
+    for seed in range(WORKLOADS):
+        window = WINDOWS[seed % len(WINDOWS)]
+        plain = run_workload(seed, window=window, checkpoints=0)
+        other = run_workload(seed, depth, right, window, checkpoints=8, spare_states=spares)
+        assert said_of(other) == said_of(plain), f"run_workload({seed}, {depth}, {right}, spare_states={spares})"
+
+
 def said_of(harness: Harness) -> dict[str, list[SeqEvent]]:
     """Every event of every sequence, less what was cached when it came: that depends on who came first."""
     return {

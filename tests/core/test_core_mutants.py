@@ -28,6 +28,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Seq, SeqState
 from penstock.core.slot_claims import SlotClaims
 from penstock.core.slot_shares import SlotShares
+from penstock.core.spare_states import NO_SPARE, SpareStates
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import Suspects
@@ -323,9 +324,9 @@ def accept_one_draft_too_many(patch):
 def draw_behind_a_draft_for_the_place_before_it(patch):
     draw = FakeRunner._next_token
 
-    def early(self, slot, cells):
+    def early(self, row, slot, cells):
         drafts_right = slot.computed > len(slot.admit.tokens) and len(cells) > slot.computed
-        return draw(self, slot, cells[: slot.computed - 1] if drafts_right else cells)
+        return draw(self, row, slot, cells[: slot.computed - 1] if drafts_right else cells)
 
     patch(FakeRunner, "_next_token", early)
 
@@ -501,9 +502,9 @@ def keep_a_state_under_the_block_before(patch):
     early.keys = []
     keep_one = StateKeeping._keep
 
-    def remember(self, seq, kept):
+    def remember(self, seq, kept, tokens):
         early.keys.append(seq.chain.keys)
-        keep_one(self, seq, kept)
+        keep_one(self, seq, kept, tokens)
 
     patch(BlockPool, "keep_state", early)
     patch(StateKeeping, "_keep", remember)
@@ -677,16 +678,72 @@ def begin_anew_after_a_hit(patch):
     patch(FakeRunner, "_initial_state", lambda self, admit: 1)
 
 
-def draft_where_state_is_carried(patch):
-    add = StateKeeping.add_checkpoints
+def keep_no_state_before_drafts(patch):
+    add = PlanBuilder.add_drafts
+    patch(PlanBuilder, "add_drafts", lambda self, index, tokens, blocks, spares=(): add(self, index, tokens, blocks))
 
-    def and_draft(self, builder):
-        add(self, builder)
-        for index, row in enumerate(builder.rows):
-            if row.sample and row.checkpoints:
-                builder.rows[index] = replace(row, count=row.count + 1, drafts=(1,))
 
-    patch(StateKeeping, "add_checkpoints", and_draft)
+def go_on_from_the_state_behind_wrong_drafts(patch):
+    patch(PlanBuilder, "resume", lambda self, index, spare: None)
+
+
+def _settle_drafts_with(patch, change):
+    """Let states be settled as if rows with drafts had other results."""
+    commit = StateKeeping.commit
+
+    def wrong(self, step, results):
+        pairs = zip(step.plan.rows, results, strict=True)
+        commit(self, step, [change(row, result) if row.spares else result for row, result in pairs])
+
+    patch(StateKeeping, "commit", wrong)
+
+
+def resume_from_a_draft_too_early(patch):
+    _settle_drafts_with(patch, lambda row, result: result._replace(tokens=result.tokens[:1] + result.tokens[2:]))
+
+
+def resume_from_behind_the_first_wrong_draft(patch):
+    def one_more(row, result):
+        drafts = tuple(map(SampledToken, row.drafts))
+        return result._replace(tokens=(*drafts, *result.tokens[-1:])[: len(result.tokens) + 1])
+
+    _settle_drafts_with(patch, one_more)
+
+
+def free_the_place_that_is_resumed_from(patch):
+    settle = SpareStates.settle
+
+    def greedy(self, places, kept):
+        settle(self, places, kept)
+        if kept >= 0:
+            self._free.append(kept)
+
+    patch(SpareStates, "settle", greedy)
+
+
+def write_over_the_place_that_is_resumed_from(patch):
+    take = SpareStates.take
+
+    def careless(self, count):
+        held = self._held and self._free and max(self._held)
+        taken = take(self, count)
+        return (held, *taken[1:]) if held and taken else taken
+
+    patch(SpareStates, "take", careless)
+
+
+def lose_the_place_of_one_who_left(patch):
+    leave = StateKeeping.leave
+
+    def forgetful(self, seq):
+        seq.resume = NO_SPARE
+        leave(self, seq)
+
+    patch(StateKeeping, "leave", forgetful)
+
+
+def draft_behind_a_row_that_waits(patch):
+    patch(Drafting, "_held_back", lambda self, seq: False)
 
 
 def forget_that_one_stopped(patch):
@@ -840,7 +897,14 @@ MUTANTS = [
     keep_a_state_one_position_late,
     advance_a_state_twice,
     begin_anew_after_a_hit,
-    draft_where_state_is_carried,
+    keep_no_state_before_drafts,
+    go_on_from_the_state_behind_wrong_drafts,
+    resume_from_a_draft_too_early,
+    resume_from_behind_the_first_wrong_draft,
+    free_the_place_that_is_resumed_from,
+    write_over_the_place_that_is_resumed_from,
+    lose_the_place_of_one_who_left,
+    draft_behind_a_row_that_waits,
     go_on_where_a_block_is_missing_that_is_seen,
     keep_what_was_planned_when_a_step_is_broken_off,
     tell_a_runner_that_was_reset_of_old_releases,

@@ -127,13 +127,6 @@ def test_forgetting_the_prefix_cache_forgets_states_and_those_being_kept():
     assert cached(harness, "b", PROMPT) == 0
 
 
-def test_a_model_with_state_is_never_drafted():
-    harness = stateful()
-    harness.submit(request("a", PROMPT))
-    harness.step()
-    assert list(harness.scheduler.draftable()) == []
-
-
 def test_the_slot_that_a_plan_restores_is_not_written_by_it():
     states = Checkpoints(2)
     for key in (b"a", b"b"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -125,10 +126,22 @@ def test_a_vocabulary_of_another_size_is_refused(tiny, tmp_path):
     assert "a vocabulary of 64 tokens, and the model one of 101" in refused(tiny, str(other))
 
 
-def test_a_model_that_carries_state_neither_guesses_nor_is_guessed_for(tiny, tmp_path):
+def test_a_model_that_carries_state_does_not_guess(tiny, tmp_path):
     stateful = str(write_lettered(tmp_path / "state", *STATEFUL))
     assert "carries recurrent state" in refused(tiny, stateful)
-    assert "carries recurrent state" in refused(stateful, tiny)
+
+
+@compiled
+def test_for_a_model_that_carries_state_is_guessed(tmp_path, monkeypatch):
+    stateful = str(write_lettered(tmp_path / "state", *STATEFUL))
+    vocabulary = json.loads((Path(stateful) / "config.json").read_text())["vocab_size"]
+    small = str(write_lettered(tmp_path / "small", "llama", "wide_heads_untied", vocab_size=vocabulary))
+    monkeypatch.setattr(app, "SchedulerConfig", partial(SchedulerConfig, weigh_drafts=False))
+    with LLM(stateful, speculate=False, **OPTIONS) as llm:
+        want = answers(llm)
+    with LLM(stateful, draft_model=small, **OPTIONS) as llm:
+        assert answers(llm) == want
+        assert guessed(llm)[0] > 0
 
 
 def test_a_window_in_every_layer_leaves_blocks_behind_that_a_draft_model_would_need(tiny, tmp_path):

@@ -17,8 +17,8 @@ CPU = torch.device("cpu")
 SPECS = (StateSpec((2, 3)), StateSpec((4,)))
 
 
-def store(slots=2, checkpoints=3):
-    return StateStore(SPECS, slots, checkpoints, CPU)
+def store(slots=2, checkpoints=3, spares=0):
+    return StateStore(SPECS, slots, checkpoints, CPU, spares)
 
 
 def admit(slot, computed=0, checkpoint=-1):
@@ -51,6 +51,34 @@ def test_a_checkpoint_on_the_way_is_written_by_one_run_and_read_by_the_next():
     states.admit(admit(0, 16, checkpoint=0))
     kept = (Checkpoint(32, 1), Checkpoint(40, 2))
     assert runs_of(states, Row(0, 16, 24, (), True, checkpoints=kept)) == [(16, 2, 3), (8, 3, 4), (0, 4, 0)]
+
+
+def test_the_state_before_each_draft_is_written_to_its_spare_place():
+    states = store(spares=4)
+    states.admit(admit(1, 16, checkpoint=0))
+    drafted = Row(1, 16, 4, (), True, drafts=(7, 8), spares=(3, 0))
+    assert runs_of(states, drafted) == [(2, 2, 8), (1, 8, 5), (1, 5, 1)], "spare places are behind the checkpoints"
+    assert runs_of(states, Row(1, 19, 1, (), True, resume=0)) == [(1, 5, 1)], "one draft was right"
+    assert runs_of(states, Row(1, 20, 1, (), True)) == [(1, 1, 1)]
+
+
+def test_checkpoints_among_drafts_are_written_in_order_of_position():
+    states = store(spares=3)
+    row = Row(0, 30, 4, (), True, drafts=(7, 8, 9), spares=(0, 1, 2), checkpoints=(Checkpoint(32, 1),), resume=2)
+    assert runs_of(states, row) == [(1, 7, 5), (1, 5, 3), (0, 3, 6), (1, 6, 7), (1, 7, 0)]
+
+
+def test_a_row_that_computes_nothing_brings_its_state_home():
+    """It draws where an earlier row waited, which had drafts: some of them were right."""
+    states = store(spares=2)
+    for state in states.states:
+        state.copy_(torch.arange(state.numel()).reshape(state.shape))
+    spare = [state[2 + 3 + 1].clone() for state in states.states]
+    states.keep(Row(1, 15, 1, (), True, resume=1, checkpoints=(Checkpoint(16, 2),)))
+    for state, wanted in zip(states.states, spare, strict=True):
+        assert torch.equal(state[1], wanted)
+        assert torch.equal(state[2 + 2], wanted)
+    assert runs_of(states, Row(1, 16, 1, (), True)) == [(1, 1, 1)]
 
 
 def test_a_reset_forgets_where_sequences_would_have_begun():
@@ -88,10 +116,13 @@ def test_a_convolution_has_the_same_bits_however_it_is_cut(cuts):
 
 def test_memory_is_shared_among_sequences_checkpoints_and_kv():
     shared = share_memory(1_000_000, each=1000, position_bytes=100, max_num_seqs=8, interval=512)
-    assert shared == (8, 16 + 992_000 // 100 // 512, 992_000 - 1000 * (16 + 19))
+    assert shared == (8, 16 + 952_000 // 100 // 512, 40, 952_000 - 1000 * (16 + 18))
+    shared = share_memory(1_000_000, 1000, 100, 8, 512, drafts=False)
+    assert shared == (8, 16 + 992_000 // 100 // 512, 0, 992_000 - 1000 * (16 + 19))
     assert share_memory(1_000_000, 1000, 100, 8, 0).checkpoints == 16, "ends of sequences alone"
-    assert share_memory(100_000, 10_000, 1, 64, 512) == (2, 4, 40_000), "a quarter for who runs, half of the rest"
-    assert share_memory(1000, 10_000, 1, 64, 512) == (1, 0, 0)
+    least = share_memory(100_000, 10_000, 1, 64, 512)
+    assert least == (2, 4, 0, 40_000), "a quarter for who runs, a tenth of the rest for drafts, half of what is left"
+    assert share_memory(1000, 10_000, 1, 64, 512) == (1, 0, 0, 0)
 
 
 def test_memory_that_the_system_does_not_give_is_an_error_of_the_options():

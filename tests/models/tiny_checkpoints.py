@@ -1090,6 +1090,25 @@ def write_letters(directory: Path, count: int) -> None:
     tokenizer.save_pretrained(directory)
 
 
+_MERGES = [("t", "h"), ("e", "r"), ("a", "n"), ("o", "n"), ("i", "n"), ("r", "e")]
+BYTE_VOCABULARY = 3 + 256 + len(_MERGES)
+"""Tokens of the tokenizer that `write_byte_tokenizer` writes."""
+
+
+def write_byte_tokenizer(directory: Path) -> None:
+    """Write a tokenizer with every byte beside a checkpoint, so that grammars can be followed."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
+    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=_MERGES))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(directory)
+
+
 def write_lettered(directory: Path, family: str, variant: str, **changes: Any) -> Path:
     """A checkpoint as `write_checkpoint`, with a tokenizer of letters for its whole vocabulary."""
     write_checkpoint(directory, family, variant, **changes)

@@ -46,7 +46,8 @@ ADMIT = Admit(
     thinking=ThinkingBudget(9, opened=True, spelled=(4,)), checkpoint=1,
 )  # fmt: skip
 PLAN = StepPlan(
-    7, (1, 2), (ADMIT,), (Row(3, 1, 2, (4,), sample=True, drafts=(8,), checkpoints=(Checkpoint(2, 0),)),),
+    7, (1, 2), (ADMIT,),
+    (Row(3, 1, 2, (4,), sample=True, drafts=(8,), checkpoints=(Checkpoint(2, 0),), spares=(5,), resume=2),),
     (Stall("other", StallReason.NO_BLOCKS, 3, 2),), 4,
 )  # fmt: skip
 NAN = float("nan")

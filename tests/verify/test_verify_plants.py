@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import verify_plants
+from tiny_checkpoints import BYTE_VOCABULARY, write_byte_tokenizer
 from verify_plants import BUGS
 
 from needs import COMPILED
@@ -57,13 +58,7 @@ def stateful_model(tmp_path_factory):
 
 def write_byte_model(directory: Path, config_class, model_class, **settings) -> Path:
     import torch
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
 
-    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    pairs = [("t", "h"), ("e", "r"), ("a", "n"), ("o", "n"), ("i", "n"), ("r", "e")]
-    names += ["".join(pair) for pair in pairs]
     torch.manual_seed(3)
     config = config_class(
         hidden_size=48,
@@ -72,7 +67,7 @@ def write_byte_model(directory: Path, config_class, model_class, **settings) -> 
         num_key_value_heads=2,
         head_dim=20,
         intermediate_size=88,
-        vocab_size=len(names),
+        vocab_size=BYTE_VOCABULARY,
         max_position_embeddings=512,
         initializer_range=0.3,
         bos_token_id=1,
@@ -80,11 +75,7 @@ def write_byte_model(directory: Path, config_class, model_class, **settings) -> 
         **settings,
     )
     model_class(config).save_pretrained(directory)
-    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=pairs))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-    tokenizer.save_pretrained(directory)
+    write_byte_tokenizer(directory)
     return directory
 
 

@@ -238,6 +238,27 @@ def _restore_nothing(admit: Callable[..., Any], took_effect: Callable[[], None])
     return faulty
 
 
+def _go_on_behind_wrong_drafts(source: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, row: Any) -> int:
+        if row.resume >= 0:
+            took_effect()
+            row = replace(row, resume=-1)
+        return source(self, row)
+
+    return faulty
+
+
+def _resume_from_another_place(source: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
+    def faulty(self: Any, row: Any) -> int:
+        places = len(self.states[0]) - self._first_spare
+        if row.resume >= 0 and places > 1:
+            took_effect()
+            row = replace(row, resume=(row.resume + 1) % places)
+        return source(self, row)
+
+    return faulty
+
+
 def _compute_steps_twice(forward: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
     def faulty(self: Any, token_ids: Any, positions: Any, attend: Any) -> Any:
         if len(attend.kv_len) > 4:  # as if the step had been broken off when it was nearly done
@@ -310,6 +331,18 @@ BUGS: dict[str, Bug] = {
         "A sequence that found a cached prefix begins with an empty state.",
         "penstock.exec.state_store:StateStore.admit",
         _restore_nothing,
+        stateful=True,
+    ),
+    "state-of-wrong-drafts": Bug(
+        "A sequence with a wrong draft goes on from the state behind it.",
+        "penstock.exec.state_store:StateStore._source",
+        _go_on_behind_wrong_drafts,
+        stateful=True,
+    ),
+    "state-before-another-draft": Bug(
+        "A sequence with a wrong draft goes on from the spare place beside its own.",
+        "penstock.exec.state_store:StateStore._source",
+        _resume_from_another_place,
         stateful=True,
     ),
     "state-advanced-twice": Bug(

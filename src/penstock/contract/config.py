@@ -186,7 +186,7 @@ class EngineConfig:
     draft_model: str = _option(
         "",
         "A small model of the same vocabulary that guesses beside what repeats, named as MODEL is; as often as that"
-        " saves time. No answer is any different. Not for models with recurrent state or a window in every layer.",
+        " saves time. No answer is any different. Not for a model with a window in every layer.",
     )
     kv_store: str = _option(
         "",

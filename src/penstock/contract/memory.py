@@ -1,4 +1,4 @@
-"""What a model in memory is, as plain values: where the memory goes, and what those who plan steps must know of it."""
+"""A loaded model as plain values: how much memory it takes, and what the scheduler must know about it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ __all__ = ["MemoryReport", "RunnerFacts", "readable_bytes"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Where the memory goes, for the operator to read at start.
+    """How much memory everything takes, for the operator to read at the start.
 
     Attributes:
-        weight_bytes: what the model's parameters take.
-        weight_formats: how they are kept, in words.
-        kv_bytes: what the KV cache takes once all of it is used.
-        kv_dtype: what it is kept in, as its name in torch.
-        max_model_len: most tokens of one request.
+        weight_bytes: size of the model's weights.
+        weight_formats: their formats, in words.
+        kv_bytes: size of the KV cache once all of it is used.
+        kv_dtype: its data type, by torch's name.
+        max_model_len: maximum number of tokens of one request.
         max_num_seqs: sequences that run at once.
-        state_bytes: of recurrent state, that of running sequences and checkpoints together; 0 for none.
-        checkpoints: of recurrent state; None for a model that carries none.
-        generates: whether output is counted in a request's tokens; a model that only embeds has none.
-        draft_bytes: what the draft model's parameters take; 0 where there is none.
-        draft_formats: how they are kept, in words.
-        draft_kv_bytes: of `kv_bytes`, what is the draft model's.
+        state_bytes: size of recurrent state: running sequences, checkpoints and spare places together; 0 for none.
+        checkpoints: number of checkpoints of recurrent state; None for a model without.
+        spare_states: number of places for the recurrent state before each draft.
+        generates: whether the model generates text; False for a model that only embeds.
+        draft_bytes: size of the draft model's weights; 0 without a draft model.
+        draft_formats: their formats, in words.
+        draft_kv_bytes: the part of `kv_bytes` that belongs to the draft model.
     """
 
     weight_bytes: int
@@ -38,6 +39,7 @@ class MemoryReport:
     max_num_seqs: int = 0
     state_bytes: int = 0
     checkpoints: int | None = None
+    spare_states: int = 0
     generates: bool = True
     draft_bytes: int = 0
     draft_formats: str = ""
@@ -45,11 +47,11 @@ class MemoryReport:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds, of all sequences together."""
+        """Number of tokens that the KV cache can hold, of all sequences together."""
         return self.num_blocks * self.block_size
 
     def lines(self) -> tuple[str, ...]:
-        """The report, a line each."""
+        """The lines of the report."""
         holds = f"{self.num_blocks} blocks, {self.kv_tokens} tokens in all, {self.kv_dtype}"
         forms = f": {self.weight_formats}" if self.weight_formats else ""
         state = () if self.checkpoints is None else (self._state_line(self.checkpoints),)
@@ -68,24 +70,26 @@ class MemoryReport:
 
     def _state_line(self, checkpoints: int) -> str:
         holds = f"{self.max_num_seqs} running sequences, {checkpoints} checkpoints"
+        if self.spare_states:
+            holds += f", {self.spare_states} for guesses"
         return f"recurrent state  {readable_bytes(self.state_bytes)}: {holds}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """A runner that is ready, to whoever knows no tensors.
+    """A runner that is ready, for code that does not use tensors.
 
     Attributes:
-        config: the operator's options; of a model that looks ahead, with steps as long as the longest prompt.
-        memory: its sizes. A runner that is made for them again takes the same plans.
-        vocab_size: logits of a row.
-        embedding_size: values of an embedding.
-        window: positions that any layer looks back to; None where a layer looks back to all.
-        looks_ahead: tokens see later ones of their sequence: it embeds, and generates nothing.
-        model_digest: names the model in block keys.
-        kv_folder: where KV blocks are kept beyond the process; "" where they are not.
-        state_folder: where recurrent states are kept beside them; "" where the model carries none.
-        draft_context: positions that the draft model can compute; 0 where there is none.
+        config: the operator's options; for a model that looks ahead, with steps as long as the longest prompt.
+        memory: its sizes. Another runner with the same sizes can execute the same plans.
+        vocab_size: number of logits of a row.
+        embedding_size: length of an embedding.
+        window: the most positions that any layer attends to; None if a layer attends to all.
+        looks_ahead: whether tokens attend to later ones, so that the model only embeds.
+        model_digest: identifies the model in block keys.
+        kv_folder: folder of saved KV blocks; "" if none are saved.
+        state_folder: folder of saved recurrent states; "" if none are saved.
+        draft_context: the most positions that the draft model can compute; 0 without a draft model.
     """
 
     config: EngineConfig
@@ -101,7 +105,7 @@ class RunnerFacts:
 
 
 def readable_bytes(count: int) -> str:
-    """A number of bytes, in the largest binary unit of which there is one."""
+    """Format a number of bytes in the largest binary unit that is not larger than it."""
     size = float(count)
     for unit in ("bytes", "KiB", "MiB"):
         if size < 1024:

@@ -164,6 +164,9 @@ class Row:
     will be drawn there: plans carry no token values, and the runner has it in time. If the sequence turns out to have
     ended or failed, the row is computed in vain and its result ignored.
 
+    If the model carries recurrent state, a row with drafts keeps the state before each in a spare place, and the
+    next row resumes from the place before the first wrong one. A row behind one that waits has no drafts.
+
     A row with `stored` computes nothing: its positions are whole blocks with these keys, whose KV is read from the
     store. No further row of the sequence is planned until its result is known. If the model carries recurrent state,
     what was read counts as computed only together with the state at its end, which the last reading row of a sequence
@@ -180,6 +183,9 @@ class Row:
         stored: keys of the blocks to read instead of computing; () in rows that compute.
         state: in the last reading row of a sequence with recurrent state: the key of the state at its end, which is
             read too, and kept in `checkpoints` if there are any; b"" in all other rows.
+        spares: one spare place per draft, for the recurrent state before it; () if the model carries none.
+        resume: the spare place that holds the recurrent state of the last row's right drafts, from which this row
+            continues; -1 if all of them were right, or there were none.
         follow: positions that the draft model may compute to catch up with this sequence after the row has drawn; 0
             in a row that does not sample, and without a draft model.
         guesses: tokens that the draft model then guesses after the last drawn one, if it has caught up. It uses the
@@ -195,6 +201,8 @@ class Row:
     checkpoints: tuple[Checkpoint, ...] = ()
     stored: tuple[bytes, ...] = ()
     state: bytes = b""
+    spares: tuple[int, ...] = ()
+    resume: int = -1
     follow: int = 0
     guesses: int = 0
 

@@ -31,7 +31,9 @@ class SchedulerConfig:
         window: positions that any layer looks back to, its own included; None where a layer looks back to all. Blocks
             before it are given back.
         checkpoints: slots for recurrent state; None for a model that carries none. With any number, sequences are
-            continued only from checkpoints, and no row carries drafts.
+            continued only from checkpoints.
+        spare_states: places for the recurrent state before each draft; a model that carries state has at most as many
+            drafts in flight.
         checkpoint_interval: positions between the checkpoints of a long prompt; a multiple of `block_size`, or
             0 for none but those at ends and branches.
         looks_ahead: tokens see later ones of their sequence, so that a prompt is computed whole, in one step, and
@@ -57,6 +59,7 @@ class SchedulerConfig:
     window: int | None = None
     checkpoints: int | None = None
     checkpoint_interval: int = 0
+    spare_states: int = 0
     looks_ahead: bool = False
     step_target_ms: int = 0
     weigh_drafts: bool = True
@@ -76,7 +79,9 @@ class SchedulerConfig:
                 "checkpoint_interval",
                 f"must be a multiple of block_size ({self.block_size}), got {self.checkpoint_interval}",
             )
-        for name in ("max_bypasses", "step_target_ms", "draft_context"):
+        if self.spare_states and self.checkpoints is None:
+            raise ConfigError("spare_states", "are of a model that carries recurrent state")
+        for name in ("max_bypasses", "step_target_ms", "draft_context", "spare_states"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, f"must be at least 0, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -89,8 +94,8 @@ class SchedulerConfig:
             raise ConfigError("policy", f"must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.storing and (not self.prefix_caching or self.window is not None):
             raise ConfigError("storing", "needs a prefix cache, and a model with a layer that looks back to all")
-        if self.draft_context and (self.window is not None or self.checkpoints is not None or self.looks_ahead):
-            raise ConfigError("draft_context", "needs a model without window and recurrent state that generates")
+        if self.draft_context and (self.window is not None or self.looks_ahead):
+            raise ConfigError("draft_context", "needs a model that generates, with a layer that looks back to all")
         if self.looks_ahead:
             self._check_looking_ahead()
 

@@ -18,6 +18,7 @@ from penstock.core.draft_chances import DraftChances, judge
 from penstock.core.draft_lengths import Offer, draft_lengths
 from penstock.core.guessing import Guessing
 from penstock.core.sequence import Seq
+from penstock.core.spare_states import SpareStates
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 
@@ -34,17 +35,21 @@ class Drafting:
         config: says how much a step computes at most, and whether drafts are weighed.
         pool: whose blocks drafted positions take.
         times: what steps take.
+        spares: places for the state before each draft; None for a model that carries no state.
 
     Attributes:
         guessing: decides what the draft model does; None without a draft model.
     """
 
-    __slots__ = ("_chances", "_config", "_pool", "_times", "guessing")
+    __slots__ = ("_chances", "_config", "_pool", "_spares", "_times", "guessing")
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, times: StepTimes, spares: SpareStates | None = None
+    ) -> None:
         self._config = config
         self._pool = pool
         self._times = times
+        self._spares = spares
         self._chances = DraftChances()
         self.guessing = Guessing(config, pool, times, self._chances) if config.draft_context else None
 
@@ -56,6 +61,8 @@ class Drafting:
         """
         for seq in running:
             most = min(self._config.max_num_batched_tokens - 1, seq.limit - len(seq.tokens) - 1, _MOST)
+            if self._held_back(seq):
+                continue
             if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
                 prompt, salt = len(seq.request.prompt), seq.request.cache_salt
                 yield Draftable(seq.id, seq.tokens, most, prompt, salt, seq.foreseen)
@@ -77,7 +84,7 @@ class Drafting:
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
         for index, seq in enumerate(builder.seqs):
-            if not builder.rows[index].sample or seq.drawing > 1:  # its last token is not known
+            if not builder.rows[index].sample or seq.drawing > 1 or self._held_back(seq):  # its last token is not known
                 continue
             guess, seq.offer, offer = given.get(seq.id, ()), None, seq.offer
             if not guess and offer is None:
@@ -131,7 +138,10 @@ class Drafting:
         seconds = price = 0.0
         if self._config.weigh_drafts:
             seconds, price = self._times.of(self._times.decoding(starts)), self._times.draft_price(starts)
-        counts = draft_lengths(offers, drawing, seconds, price, builder.draft_budget, self._config.step_seconds)
+        budget = builder.draft_budget
+        if self._spares is not None:
+            budget = min(budget, self._spares.available)
+        counts = draft_lengths(offers, drawing, seconds, price, budget, self._config.step_seconds)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 
@@ -143,7 +153,12 @@ class Drafting:
         count = min(len(tokens), room)
         if count > 0:
             pool.extend(seq.lease, max(0, pool.blocks_for(end + count) - blocks))
-            builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]))
+            spares = () if self._spares is None else self._spares.take(count)
+            builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]), spares)
+
+    def _held_back(self, seq: Seq) -> bool:
+        """Whether the next row of `seq` computes nothing, because its state has moved on: it draws where one waits."""
+        return seq.held_back and self._spares is not None
 
 
 def _before(stop_ids: frozenset[int], tokens: Iterable[int]) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from penstock.core.in_flight import InFlight
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.policy import SeqList
 from penstock.core.sequence import Seq, SeqState
+from penstock.core.spare_states import NO_SPARE
 from penstock.core.state_keeping import StateKeeping
 from penstock.core.suspects import Suspects
 from penstock.core.waiting import WaitingQueue
@@ -66,7 +67,9 @@ def check_plans(
     of_none = not departed and all(seq.scheduled == seq.reached for seq in running)
     _require(bool(in_flight) or of_none, "what is in flight belongs to a plan in flight")
     kept = states is not None and states.pending
-    _require(bool(in_flight) or not kept, "a checkpoint that is pending belongs to a plan in flight")
+    _require(bool(in_flight) or not kept, "a state that is being written belongs to a plan in flight")
+    if states is not None:
+        states.spares.check([seq.resume for seq in running if seq.resume != NO_SPARE])
     alone = not suspects or set(running) <= {suspects.first}
     _require(alone, "while there are suspects, one of them runs alone")
     slots = sorted([*free_slots, *(seq.slot for seq in running), *(each.slot for each in departed)])

@@ -65,12 +65,15 @@ class Restoring:
         block = seq.lease.blocks[index]
         if index * size < seq.restore_end or self._pool.key_of(block) != keys[index]:
             return
-        self._saves.append(self._save(seq, index, block))
+        self._saves.append(self._save(seq, index, block, seq.tokens))
 
-    def kept(self, seq: Seq, index: int, slot: int) -> None:
-        """Checkpoint `slot` holds the state of `seq` after its block number `index`: let the next plan save it."""
+    def kept(self, seq: Seq, index: int, slot: int, tokens: Sequence[int]) -> None:
+        """Checkpoint `slot` holds the state after block number `index` of `seq`: let the next plan save it.
+
+        `tokens` are the sequence's, and right drafts that are not appended to them yet.
+        """
         if (index + 1) * self._config.block_size != seq.restore_end:  # else it was read
-            self._state_saves.append(self._save(seq, index, slot))
+            self._state_saves.append(self._save(seq, index, slot, tokens))
 
     def seek(self, seq: Seq) -> tuple[int, tuple[bytes, ...]]:
         """How many leading blocks of a waiting sequence are in memory, and the keys of those that could be stored."""
@@ -128,10 +131,10 @@ class Restoring:
         computed = tuple(row for row in plan.rows if not row.stored)
         return replace(plan, rows=computed), replace(result, seconds=result.seconds - result.restoring)
 
-    def _save(self, seq: Seq, index: int, place: int) -> Save:
+    def _save(self, seq: Seq, index: int, place: int, tokens: Sequence[int]) -> Save:
         keys, size = seq.chain.keys, self._config.block_size
         parent = keys[index - 1] if index else seq.chain.root
-        return Save(place, keys[index], parent, index, tuple(seq.tokens[index * size : (index + 1) * size]))
+        return Save(place, keys[index], parent, index, tuple(tokens[index * size : (index + 1) * size]))
 
     def _is_worth_it(self, start: int, count: int) -> bool:
         computing = self._times.of(chunk_of(start, count, self._times.window))

@@ -17,6 +17,7 @@ from penstock.core.block_keys import KeyChain
 from penstock.core.block_pool import Lease
 from penstock.core.draft_chances import Judgements
 from penstock.core.repetition import loops
+from penstock.core.spare_states import NO_SPARE
 
 __all__ = ["Seq", "SeqState"]
 
@@ -60,6 +61,8 @@ class Seq:
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
         foreseen: the next tokens that its last row's result foresaw.
         guesses: guesses of the tokens that its row in flight draws, best first; drafts come from the first.
+        held_back: whether its newest row waits: the next row draws in its place, and has no drafts if state is carried.
+        resume: the spare place from which its next row continues its recurrent state; -1 for none.
         offer: what the draft model guessed after the last token; None for nothing.
         lag: known positions that the draft model has not computed; None if unknown.
         judgements: how good earlier guesses were.
@@ -84,6 +87,7 @@ class Seq:
         "drawing",
         "foreseen",
         "guesses",
+        "held_back",
         "id",
         "judgements",
         "lag",
@@ -95,6 +99,7 @@ class Seq:
         "read",
         "request",
         "restore_end",
+        "resume",
         "scheduled",
         "sought",
         "state",
@@ -123,6 +128,8 @@ class Seq:
         self.newest_state = b""
         self.foreseen: tuple[int, ...] = ()
         self.guesses: tuple[Guess, ...] = ()
+        self.held_back = False
+        self.resume = NO_SPARE
         self.offer: Draft | None = None
         self.lag: int | None = None
         self.judgements = Judgements()
@@ -245,6 +252,8 @@ class Seq:
         self.drafted = False
         self.foreseen = ()
         self.guesses = ()
+        self.held_back = False
+        self.resume = NO_SPARE
         self.offer = self.lag = None
         self.branches = ()
         self.sought = False

@@ -1,8 +1,9 @@
-"""When a row keeps its recurrent state, and when a kept state may be found.
+"""When a row keeps its recurrent state, when a kept state may be found, and from which state a row continues.
 
 Decides at which block boundaries a row keeps its state: where another sequence may want to continue. Knows plans and
-sequences; `Checkpoints` decides which slot is forgotten for it. Invariant: a state is findable only once the plan
-that wrote it was committed, for a sequence that still ran and did not fail.
+sequences; `Checkpoints` decides which slot is forgotten for it, `SpareStates` where the states before drafts lie.
+Invariant: a state is findable only once the plan that wrote it was committed, for a sequence that still ran and did not
+fail.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock.core.in_flight import InFlightStep
 from penstock.core.pending_blocks import PendingBlocks
 from penstock.core.restoring import Restoring
 from penstock.core.sequence import Seq
+from penstock.core.spare_states import NO_SPARE, SpareStates
 from penstock.core.steps import PlanBuilder
 
 __all__ = ["StateKeeping"]
@@ -27,6 +29,9 @@ class StateKeeping:
 
     Args:
         restoring: where states are saved beyond the process; else None.
+
+    Attributes:
+        spares: the places for the states before drafts.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class StateKeeping:
         self._pool = pool
         self._checkpoints = checkpoints
         self._restoring = restoring
+        self.spares = SpareStates(config.spare_states)
 
     def branch_at(self, pending: PendingBlocks, keys: Sequence[bytes]) -> None:
         """Let the sequence that computes the last of the blocks `keys`, for which another waits, keep its state."""
@@ -48,9 +54,12 @@ class StateKeeping:
         if present > cached:
             seq.branches = (present * self._config.block_size,)
 
-    def add_checkpoints(self, builder: PlanBuilder) -> None:
-        """Let the rows of a plan keep their state."""
+    def complete(self, builder: PlanBuilder) -> None:
+        """Say from which state each row of a plan continues, and which states it keeps. All drafts are in the plan."""
         for index, (row, seq) in enumerate(zip(builder.rows, builder.seqs, strict=True)):
+            if seq.resume != NO_SPARE:
+                builder.resume(index, seq.resume)
+                self._forget_spare(seq)
             kept = [
                 Checkpoint(position, slot)
                 for position in self._wanted(row, seq)
@@ -63,31 +72,40 @@ class StateKeeping:
     def commit(self, step: InFlightStep, results: Sequence[RowResult | None]) -> None:
         """Let the states that a step kept be found, if their sequences still run and did not fail.
 
-        If a row waits, the next row, which ends at the same position, keeps its state. A row that reads stored blocks
-        keeps the state that it read if it read all of them.
+        Call before drawn tokens are appended. If a row waits, the next row, which ends at the same position, keeps its
+        state. A row that reads stored blocks keeps the state that it read if it read all of them. A sequence with a
+        wrong draft continues from the state before it.
         """
         for row, seq, lease, result in zip(step.plan.rows, step.seqs, step.leases, results, strict=True):
-            if not row.checkpoints:
+            if not row.checkpoints and not row.spares:
                 continue
             sound = seq.holds(lease) and not (result is not None and (result.failure or row.stored))
-            end = row.start + row.count - (result is not None and result.waits)  # what counts as computed
-            for each in row.checkpoints:
-                if sound and each.position <= end:
-                    self._keep(seq, each)
-                else:
-                    self._checkpoints.give_back(each.slot)
+            waits = result is not None and result.waits
+            right = () if result is None else result.tokens[: len(result.tokens) - (not waits)]
+            if row.spares:
+                if sound and len(right) < len(row.spares):
+                    seq.resume = row.spares[len(right)]
+                self.spares.settle(row.spares, seq.resume if sound else NO_SPARE)
+            if row.checkpoints:
+                computed = row.start + row.count - len(row.drafts) - waits + len(right) if sound else 0
+                self._settle_checkpoints(seq, row.checkpoints, computed, [token.id for token in right])
 
     def leave(self, seq: Seq) -> None:
         """`seq` stops running: let the newest state among its generated tokens, if any, be saved.
 
         Not earlier: a new one follows every few tokens, and a next turn continues only the last.
         """
+        if seq.resume != NO_SPARE:
+            self._forget_spare(seq)
         if seq.newest_state and seq.newest_state in self._checkpoints:
-            self._save(seq, seq.chain.keys.index(seq.newest_state))
+            index = seq.chain.keys.index(seq.newest_state)
+            if (index + 1) * self._config.block_size <= len(seq.tokens):  # else it ended among right drafts
+                self._save(seq, index, seq.tokens)
 
     def drop(self) -> None:
         """No plan in flight will ever be committed."""
         self._checkpoints.drop_pending()
+        self.spares.drop_written()
 
     @property
     def restored(self) -> int:
@@ -97,7 +115,21 @@ class StateKeeping:
     @property
     def pending(self) -> bool:
         """Whether a plan in flight keeps any state."""
-        return bool(self._checkpoints.pending)
+        return bool(self._checkpoints.pending or self.spares.written)
+
+    def _settle_checkpoints(self, seq: Seq, kept: Sequence[Checkpoint], computed: int, right: Sequence[int]) -> None:
+        """Keep the checkpoints up to `computed` positions, which right drafts may have filled, and give others back."""
+        tokens = [*seq.tokens, *right]
+        for each in kept:
+            if each.position <= computed:
+                seq.chain.follow(tokens)
+                self._keep(seq, each, tokens)
+            else:
+                self._checkpoints.give_back(each.slot)
+
+    def _forget_spare(self, seq: Seq) -> None:
+        self.spares.give_back(seq.resume)
+        seq.resume = NO_SPARE
 
     def _wanted(self, row: Row, seq: Seq) -> list[int]:
         """The block boundaries that `row` passes or reaches and at which its state is worth keeping.
@@ -126,7 +158,7 @@ class StateKeeping:
             return NO_CHECKPOINT
         return self._checkpoints.take()
 
-    def _keep(self, seq: Seq, kept: Checkpoint) -> None:
+    def _keep(self, seq: Seq, kept: Checkpoint, tokens: Sequence[int]) -> None:
         """The next turn continues the newest state among generated tokens: the one before it may be forgotten first."""
         interval, index = self._config.checkpoint_interval, kept.position // self._config.block_size - 1
         key, stays = seq.chain.keys[index], bool(interval and kept.position % interval == 0)
@@ -136,10 +168,10 @@ class StateKeeping:
             self._checkpoints.demote(seq.newest_state)
             seq.newest_state = b"" if stays else key
         if stays or not generated:
-            self._save(seq, index)
+            self._save(seq, index, tokens)
 
-    def _save(self, seq: Seq, index: int) -> None:
+    def _save(self, seq: Seq, index: int, tokens: Sequence[int]) -> None:
         """Let the state after block number `index` be saved beyond the process, if it can be found."""
         slot = self._checkpoints.slot_of(seq.chain.keys[index])
         if self._restoring is not None and slot != NO_CHECKPOINT:
-            self._restoring.kept(seq, index, slot)
+            self._restoring.kept(seq, index, slot, tokens)

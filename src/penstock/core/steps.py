@@ -113,11 +113,13 @@ class PlanBuilder:
             self.limit.take(seq.scheduled, count)
         seq.schedule(self.step, count, sample)
 
-    def add_drafts(self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...]) -> None:
-        """Add drafts to row number `index`."""
+    def add_drafts(
+        self, index: int, tokens: tuple[int, ...], new_blocks: tuple[int, ...], spares: tuple[int, ...] = ()
+    ) -> None:
+        """Add drafts to row number `index`; if the model carries state, with a spare place for each."""
         row, count = self.rows[index], len(tokens)
         blocks = row.new_blocks + new_blocks
-        self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens)
+        self.rows[index] = replace(row, count=row.count + count, new_blocks=blocks, drafts=tokens, spares=spares)
         self.budget -= count
         self.seqs[index].add_drafts(count)
 
@@ -126,6 +128,10 @@ class PlanBuilder:
         row = self.rows[index]
         blocks = row.new_blocks + new_blocks
         self.rows[index] = replace(row, follow=follow, guesses=guesses, new_blocks=blocks)
+
+    def resume(self, index: int, spare: int) -> None:
+        """Let row number `index` continue from the state in a spare place."""
+        self.rows[index] = replace(self.rows[index], resume=spare)
 
     def add_checkpoints(self, index: int, checkpoints: tuple[Checkpoint, ...]) -> None:
         """Let row number `index` keep its recurrent state at these checkpoints."""

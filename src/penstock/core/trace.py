@@ -46,7 +46,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 15
+TRACE_VERSION = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ class TorchRunner:
         foresees: bool = False,
     ) -> None:
         self._drafter = drafter
-        self._foresees = foresees and states is None  # no drafts are planned where state is carried
+        self._foresees = foresees
         self._states = states
         self._keeping = keeping
         self._embedding_layers = tuple(embedding_layers)

@@ -1,8 +1,9 @@
 """Recurrent state of every running sequence, and checkpoints: memory allocated once, and which place is read next.
 
-Decides where a state lies: one place for each slot, then one for each checkpoint, the same in all states of a model.
-Does not know what a checkpoint holds: plans say so. Invariant: a slot's place holds the state of all
-positions that its rows have computed, from the first row after its admission on.
+Decides where a state lies: one place for each slot, then one for each checkpoint, then the spare places, the same in
+all states of a model. Does not know what a checkpoint or a spare place holds: plans say so. Invariant: a slot's place
+holds the state of all positions that its rows have computed, drafts included, from the first row after its admission
+on; where drafts were wrong, the next row says which spare place holds the state to continue from.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ __all__ = ["StateMemory", "StateStore", "share_memory", "state_bytes"]
 
 _HOST = torch.device("cpu")
 
+_MOST_DRAFTS = 32
+"""Spare places for drafts, beside those that sequences continue from: as many as a row has drafts at most."""
+
 
 def state_bytes(specs: Sequence[StateSpec]) -> int:
     """Bytes of one sequence's state, and of one checkpoint."""
@@ -38,19 +42,24 @@ class StateMemory(NamedTuple):
     Attributes:
         num_seqs: sequences that run at once.
         checkpoints: states that are kept.
+        spares: states before drafts.
         kv_bytes: what is left for keys and values.
     """
 
     num_seqs: int
     checkpoints: int
+    spares: int
     kv_bytes: int
 
 
-def share_memory(budget: int, each: int, position_bytes: int, max_num_seqs: int, interval: int) -> StateMemory:
-    """Divide a budget among running states, checkpoints, and keys and values.
+def share_memory(
+    budget: int, each: int, position_bytes: int, max_num_seqs: int, interval: int, *, drafts: bool = True
+) -> StateMemory:
+    """Divide a budget among running states, checkpoints, states before drafts, and keys and values.
 
-    As many sequences as wanted, if a quarter of the budget pays for them; then one checkpoint for each interval of the
-    keys and values and two for each sequence's end, if half of the rest pays for them.
+    As many sequences as wanted, if a quarter of the budget pays for them; then spare places for one long guess and one
+    for each sequence, if a tenth of the rest pays for them; then one checkpoint for each interval of the keys and
+    values and two for each sequence's end, if half of the rest pays for them.
 
     Args:
         budget: in bytes.
@@ -58,12 +67,15 @@ def share_memory(budget: int, each: int, position_bytes: int, max_num_seqs: int,
         position_bytes: of the keys and values of one position.
         max_num_seqs: sequences that the operator wants at once.
         interval: positions between checkpoints; 0 for those at ends only.
+        drafts: whether rows may have drafts.
     """
     num_seqs = min(max_num_seqs, max(1, budget // 4 // each))
     left = max(0, budget - num_seqs * each)
+    spares = min(_MOST_DRAFTS + num_seqs, left // 10 // each) if drafts else 0
+    left -= spares * each
     positions = left // position_bytes
     checkpoints = min(2 * num_seqs + (positions // interval if interval else 0), left // 2 // each)
-    return StateMemory(num_seqs, checkpoints, left - checkpoints * each)
+    return StateMemory(num_seqs, checkpoints, spares, left - checkpoints * each)
 
 
 class StateStore:
@@ -74,19 +86,28 @@ class StateStore:
         num_slots: sequences that run at once.
         num_checkpoints: states that are kept.
         device: where they lie.
+        num_spares: states before drafts.
 
     Attributes:
-        states: of each spec, `[num_slots + num_checkpoints, *shape]` float32, undefined until written; the operating
-            system allocates the memory as places are first used.
+        states: of each spec, `[num_slots + num_checkpoints + num_spares, *shape]` float32, undefined until written; the
+            operating system allocates the memory as places are first used.
 
     Raises:
         ConfigError: the system does not have that much memory.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], num_slots: int, num_checkpoints: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        specs: Sequence[StateSpec],
+        num_slots: int,
+        num_checkpoints: int,
+        device: torch.device,
+        num_spares: int = 0,
+    ) -> None:
         self._num_slots = num_slots
+        self._first_spare = num_slots + num_checkpoints
         self._sources: dict[int, int] = {}  # of slots whose state is not in their own place yet
-        places = num_slots + num_checkpoints
+        places = num_slots + num_checkpoints + num_spares
         self.states = tuple(_tensor((places, *spec.shape), device) for spec in specs)
 
     def fill_with_nan(self) -> None:
@@ -140,22 +161,37 @@ class StateStore:
         self._sources.clear()
 
     def keep(self, row: Row) -> None:
-        """Keep the state as `row` says; its positions were computed before, and it ends where its slot's state does."""
-        for kept in row.checkpoints:
-            for state in self.states:
-                state[self._num_slots + kept.slot] = state[row.slot]
+        """Keep the state as `row`, whose only position was computed before, says; also in the place of its slot."""
+        source = self._source(row)
+        for place in (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints)):
+            if place != source:
+                for state in self.states:
+                    state[place] = state[source]
 
     def runs(self, rows: Sequence[Row]) -> StateRuns:
         """The runs of a step that computes `rows`."""
         runs: list[tuple[int, int, int]] = []
         for row in rows:
-            at, place = row.start, self._sources.pop(row.slot, row.slot)
-            for kept in row.checkpoints:
-                target = self._num_slots + kept.slot
-                runs.append((kept.position - at, place, target))
-                at, place = kept.position, target
+            at, place = row.start, self._source(row)
+            for position, target in self._kept_in(row):
+                runs.append((position - at, place, target))
+                at, place = position, target
             runs.append((row.start + row.count - at, place, row.slot))
         return StateRuns.of(runs)
+
+    def _source(self, row: Row) -> int:
+        """The place from which the state of a row's sequence continues."""
+        source = self._sources.pop(row.slot, row.slot)
+        return source if row.resume < 0 else self._first_spare + row.resume
+
+    def _kept_in(self, row: Row) -> list[tuple[int, int]]:
+        """Number of positions after which the state of `row` is kept, and the place that keeps it, in order."""
+        kept = [(kept.position, self._num_slots + kept.slot) for kept in row.checkpoints]
+        if row.spares:
+            known = row.start + row.count - len(row.drafts)
+            kept += enumerate([self._first_spare + spare for spare in row.spares], start=known)
+            kept.sort()
+        return kept
 
 
 def _tensor(shape: tuple[int, ...], device: torch.device) -> Tensor:

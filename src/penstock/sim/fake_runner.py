@@ -8,9 +8,9 @@ in the wrong order changes the answer, and silent KV corruption becomes a failed
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
 computes a plan when its result is requested, after the next plan was started, so a block that was handed out too early
 is written late. The recurrent state, if the model carries one, is a hash of all positions; plans say when it is kept in
-checkpoints. Saved blocks and states are kept as they were, by key, in `stored` and `stored_states`, and rows read them
-back; a test that removes an entry makes such a row come short. With `config.draft_context` there is a draft model,
-whose guesses are right at two positions of three.
+checkpoints and spare places, and from which place a row continues. Saved blocks and states are kept as they were, by
+key, in `stored` and `stored_states`, and rows read them back; a test that removes an entry makes such a row come short.
+With `config.draft_context` there is a draft model, whose guesses are right at two positions of three.
 
 It also checks each plan against the rules of `contract.plan`, and raises `PlanViolation` if the plan breaks one. It
 decides nothing else, and does not know the scheduler.
@@ -72,7 +72,9 @@ class _Slot:
     failure: str = ""
     followed: int = 0  # positions that the draft model has computed
     pooled: int = 0  # of an embedding: the sum of its hidden states
+    state: int | None = None  # in the slot's own place, after all positions of the newest row; None before the first
     states: list[int] = field(default_factory=list)  # of the newest row: before it, and after each of its positions
+    held: bool = False  # the newest row waits, and its last position is not carried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class FakeRunner:
         self._memory: list[list[int | None]] = [[None] * config.block_size for _ in range(config.num_blocks)]
         self._stateful = config.checkpoints is not None
         self._checkpoints: list[int | None] = [None] * (config.checkpoints or 0)
+        self._spares: list[int | None] = [None] * config.spare_states
         self._slots: dict[int, _Slot] = {}
         self._in_flight: deque[_Started] = deque()
         self._step = 0
@@ -249,6 +252,7 @@ class FakeRunner:
     def _save_state(self, save: Save) -> None:
         name, state = f"checkpoint {save.block}, which is to be saved,", self._checkpoints[save.block]
         self._require(state is not None, f"{name} was not written")
+        self._require(len(save.tokens) == self._config.block_size, f"{name} lacks tokens of its block")
         if state is not None:
             self._require(self.stored_states.setdefault(save.key, state) == state, f"{name} is not what its key says")
 
@@ -266,7 +270,7 @@ class FakeRunner:
         state = self.stored_states.get(row.state)
         if state is None:
             return self._come_short(row, slot, 0)
-        slot.states = [state]
+        slot.state = state
         for kept in row.checkpoints:
             self._checkpoints[kept.slot] = state
         return None
@@ -295,6 +299,7 @@ class FakeRunner:
                     self._memory[block][position % self._config.block_size] = None
                 for kept in row.checkpoints:
                     self._checkpoints[kept.slot] = None
+        self._spares = [None] * len(self._spares)  # nobody continues from them
         self._in_flight.clear()
         self._slots.clear()
         lost, self._lost = self._lost, False
@@ -362,7 +367,9 @@ class FakeRunner:
         places = [kept.position for kept in row.checkpoints]
         within = all(row.start < place <= end and place % self._config.block_size == 0 for place in places)
         self._require(within and sorted(set(places)) == places, f"{name}: checkpoints at {places} of a row to {end}")
-        self._require(not (self._stateful and row.drafts), f"{name}: drafts of a model that carries state")
+        before_drafts = len(row.drafts) if self._stateful else 0
+        self._require(len(row.spares) == before_drafts, f"{name}: {before_drafts} drafts, spare places {row.spares}")
+        self._require(row.resume < len(self._spares), f"{name}: there is no such spare place")
         self._check_guessing(row, slot)
         self._require(end <= self._config.max_model_len, f"{name}: goes beyond the context")
         blocks, rest = divmod(row.start, self._config.block_size)
@@ -425,28 +432,47 @@ class FakeRunner:
         return [0] * first + cells
 
     def _carry_states(self, started: _Started) -> None:
-        """Carry every row's state through its positions, and keep it in the checkpoints that the plan names.
+        """Carry every row's state through its positions, and keep it where the plan says.
 
-        Checkpoints to be written are poisoned first: a real runner computes the rows of a plan all at once.
+        Places to be written are poisoned first: a real runner computes the rows of a plan all at once.
         """
         plan, slots = started.plan, started.slots
-        written = [kept.slot for row in plan.rows for kept in row.checkpoints]
-        self._require(len(set(written)) == len(written), "two rows write one checkpoint")
-        for number in written:
-            self._checkpoints[number] = None
+        self._poison_states(self._checkpoints, [kept.slot for row in plan.rows for kept in row.checkpoints])
+        self._poison_states(self._spares, [spare for row in plan.rows for spare in row.spares])
         for row, slot in zip(plan.rows, slots, strict=True):
             if slot.failure or row.slot in started.behind:
                 continue
-            if not slot.states:
-                slot.states = [self._initial_state(slot.admit)]
-            if row.stored:
-                continue
-            tokens = enumerate(slot.tokens[row.start : row.start + row.count], start=row.start)
-            slot.states = slot.states[-1:]
-            for position, token in tokens:
+            if slot.state is None:
+                slot.state = self._initial_state(slot.admit)
+            if not row.stored:
+                self._carry(row, slot)
+
+    def _poison_states(self, places: list[int | None], written: list[int]) -> None:
+        self._require(len(set(written)) == len(written), "two rows write one state")
+        for number in written:
+            places[number] = None
+
+    def _carry(self, row: Row, slot: _Slot) -> None:
+        """Carry one row's state through its positions; that of a row behind one that waits is there already."""
+        name, known = slot.admit.seq_id, row.start + row.count - len(row.drafts)
+        before = slot.state if row.resume < 0 else self._spares[row.resume]
+        self._require(before is not None, f"{name}: continues from a state that was not kept")
+        if before is None:
+            return
+        if slot.held:
+            self._require(row.count == 1, f"{name}: a row behind one that waits computes more than its position")
+            slot.states = [START, before]
+        else:
+            slot.states = [before]
+            for position, token in enumerate((*slot.tokens[row.start : known], *row.drafts), start=row.start):
                 slot.states.append(carry(slot.states[-1], [cell(token, position)]))
-            for kept in () if slot.admit.seq_id in self._failing else row.checkpoints:
-                self._checkpoints[kept.slot] = slot.states[kept.position - row.start]
+        slot.state, slot.held = slot.states[-1], False
+        if name in self._failing:
+            return
+        for kept in row.checkpoints:
+            self._checkpoints[kept.slot] = slot.states[kept.position - row.start]
+        for position, spare in enumerate(row.spares, start=known):
+            self._spares[spare] = slot.states[position - row.start]
 
     def _initial_state(self, admit: Admit) -> int:
         if not admit.computed:
@@ -474,15 +500,16 @@ class FakeRunner:
             return self._embed(row, slot, cells, slot.admit.embedding.pooling)
         if not row.sample:
             return None
-        if not self._waits.get(slot.admit.seq_id):
-            drawn = tuple(self._draw(row, slot, cells))
+        drawn = tuple(self._draw(row, slot, cells))
+        right = [token.id for token in drawn] == list(row.drafts[: len(drawn)])
+        if not right or len(drawn) > len(row.drafts):
             guess = self._guess(row, slot)
             lag = len(slot.tokens) - slot.followed if self._config.draft_context else -1
             return RowResult(row.slot, drawn, guess=guess, lag=lag)
         self._waits[slot.admit.seq_id] -= 1
         slot.computed -= 1
-        del slot.states[-1:]
-        return RowResult(row.slot, waits=True)
+        slot.held = self._stateful
+        return RowResult(row.slot, drawn, waits=True)
 
     def _guess(self, row: Row, slot: _Slot) -> tuple[int, ...]:
         """The draft model's guesses; none until it has caught up."""
@@ -490,23 +517,29 @@ class FakeRunner:
         if slot.followed < len(slot.tokens):
             return ()
         sampling, choice = slot.admit.sampling, slot.admit.choice
-        coming = golden(slot.tokens, row.guesses, self._vocab_size, sampling, choice)
+        coming = golden(slot.tokens, row.guesses, self._vocab_size, sampling, choice, None, self._stateful)
         places = enumerate(coming, start=len(slot.tokens))
         return tuple((token + (at % 3 == 0)) % self._vocab_size for at, token in places)
 
     def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
-        """Draw the token after the known ones, and the token after each draft that was right."""
-        for draft in (*row.drafts, None):
-            token = self._next_token(slot, cells)
+        """Draw the token after the known ones, and the token after each draft that was right, or as far as it waits.
+
+        It waits before the first token, or if it has many drafts, after some.
+        """
+        waits_at = len(row.drafts) // 3 if self._waits.get(slot.admit.seq_id) else -1
+        for count, draft in enumerate((*row.drafts, None)):
+            if count == waits_at:
+                return
+            token = self._next_token(row, slot, cells)
             slot.tokens.append(token)
             yield SampledToken(token, log_probability(token))
             if token != draft:
                 return
             slot.computed += 1
 
-    def _next_token(self, slot: _Slot, cells: list[int]) -> int:
+    def _next_token(self, row: Row, slot: _Slot, cells: list[int]) -> int:
         """The token that follows the computed positions; `cells` may extend beyond them."""
-        visible = [*seen(cells[: slot.computed], self._config.window), *slot.states[-1:]]
+        visible = self._visible(row, slot, cells, slot.computed)
         return next_token(visible, self._vocab_size, slot.admit.sampling, slot.admit.choice)
 
     def _embed(self, row: Row, slot: _Slot, cells: list[int], pooling: Pooling) -> RowResult | None:

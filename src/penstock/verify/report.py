@@ -213,6 +213,7 @@ def _as_json(verdict: Verdict) -> dict[str, Any]:
         "window": config.window,
         "checkpoints": config.checkpoints,
         "checkpoint_interval": config.checkpoint_interval,
+        "spare_states": config.spare_states,
         "cache": schedule.cache,
         "tight": schedule.tight,
         "by_kind": schedule.by_kind,

@@ -140,7 +140,7 @@ def draw_schedules(
         threads: the operator's number of threads; drawn schedules use others too.
         model_digest: identifies the model in block keys.
         window: see `SchedulerConfig.window`.
-        stateful: whether the model carries recurrent state; schedules then have checkpoints, few or many.
+        stateful: whether the model carries recurrent state; schedules then have checkpoints and spare states.
         dry_run: runs a schedule without the model. A schedule is drawn up to 16 times, until it preempts and batches
             plain requests as often as its traits ask for; failing that, the best attempt is taken.
         served_blocks: KV blocks of schedule 0; 0 for as many as all requests together need.
@@ -163,7 +163,7 @@ def draw_schedules(
         )
         if stateful:
             attempts = (_with_checkpoints(draw, drawn, served) for drawn in attempts)
-        if served.speculate and not stateful:
+        if served.speculate:
             right = _RIGHT_GUESSES[index % len(_RIGHT_GUESSES)]
             attempts = _guessing(attempts, right, 0 if index % 3 == 1 else draft_context)
         if index % 3:
@@ -301,14 +301,18 @@ def _draw_config(
 
 
 def _with_checkpoints(draw: Random, schedule: Schedule, served: EngineConfig) -> Schedule:
-    """Add checkpoints: in schedule 0 at the operator's interval, in others few or many, at short or long intervals."""
+    """Add checkpoints and spare states: in schedule 0 as the operator has them, in others few or many."""
     config = schedule.config
     size, seqs = config.block_size, config.max_num_seqs
     if schedule.index == 0:
         interval, count = -(-served.state_checkpoint_interval // size) * size, 4 * len(schedule.arrivals)
+        spares = 32 + seqs
     else:
         interval, count = draw.choice((0, 1, 2, 4)) * size, draw.choice((2, seqs, 4 * seqs, 16 * seqs))
-    return replace(schedule, config=replace(config, checkpoints=count, checkpoint_interval=interval))
+        spares = draw.choice((1, seqs, 4 * seqs, 32 + seqs))
+    spares = spares if served.speculate else 0
+    config = replace(config, checkpoints=count, checkpoint_interval=interval, spare_states=spares)
+    return replace(schedule, config=config)
 
 
 def _needs(everyone: Iterable[SequenceRequest], sizes: SchedulerConfig) -> list[int]:

@@ -82,7 +82,7 @@ class Target:
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = on_threads.kv_store(config.num_blocks, config.block_size)
             kv.fill_with_nan()  # makes a read of a position that was never written show in the result
-            states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0)
+            states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0, config.spare_states)
             if states is not None:
                 states.fill_with_nan()
             budgets, drafter = ReasoningBudgets(text), None
