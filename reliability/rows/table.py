@@ -14,6 +14,7 @@ from rows import (
     limits,
     overload,
     poison,
+    rolling,
     server_kills,
     slow_readers,
     smooth,
@@ -252,7 +253,13 @@ ROWS = (
         "vLLM: ends them by default; TGI: 90 s",
         ends.termination,
     ),
-    Row("R32", "A restart behind a balancer with two servers", "no request fails", "Ray, Kubernetes"),
+    Row(
+        "R32",
+        "Two servers behind a balancer, restarted in turn under load",
+        "10 restarts: no request fails, and every answer is the same to the byte",
+        "Ray, Kubernetes",
+        rolling.rolling_restarts,
+    ),
     Row(
         "R33",
         "No disk, no descriptors, nobody who reads the log",
