@@ -87,8 +87,8 @@ class Guessing:
     def __init__(self) -> None:
         self.right = False
 
-    def draft(self, req, known, window=None) -> tuple[int, ...]:
-        coming = golden(req.prompt, known + 8, 11, req.sampling, req.choice, window)[known:]
+    def draft(self, req, known, cfg) -> tuple[int, ...]:
+        coming = golden(req.prompt, known + 8, 11, req.sampling, req.choice, cfg.window)[known:]
         return coming if self.right else tuple((token + 1) % 11 for token in coming)
 
 
