@@ -743,7 +743,7 @@ def lose_the_place_of_one_who_left(patch):
 
 
 def draft_behind_a_row_that_waits(patch):
-    patch(Drafting, "_held_back", lambda self, seq: False)
+    patch(Drafting, "_computes_nothing", lambda self, seq: False)
 
 
 def forget_that_one_stopped(patch):

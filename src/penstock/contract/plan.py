@@ -344,6 +344,11 @@ class RowResult(NamedTuple):
     guess: tuple[int, ...] = ()
     lag: int = -1
 
+    @property
+    def right(self) -> tuple[SampledToken, ...]:
+        """The right drafts of a row that did not fail: all drawn tokens but the last, or all of a row that waits."""
+        return self.tokens if self.waits else self.tokens[:-1]
+
 
 class GuessWork(NamedTuple):
     """The draft model's work in a step.

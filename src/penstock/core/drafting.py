@@ -59,9 +59,11 @@ class Drafting:
         Args:
             running: sequences that hold a slot.
         """
+        if self._nowhere:
+            return
         for seq in running:
             most = min(self._config.max_num_batched_tokens - 1, seq.limit - len(seq.tokens) - 1, _MOST)
-            if self._held_back(seq):
+            if self._computes_nothing(seq):
                 continue
             if most > 0 and seq.remaining == 1 and not seq.drawing and seq.request.embedding is None:
                 prompt, salt = len(seq.request.prompt), seq.request.cache_salt
@@ -78,13 +80,17 @@ class Drafting:
             drafts: guesses of other drafters than the draft model; several for one sequence follow each other.
             spare: blocks that must still be available afterwards.
         """
+        if self._nowhere:
+            return
         given: dict[str, Guess] = {}
         for draft in drafts:
             given[draft.seq_id] = (*given.get(draft.seq_id, ()), draft)
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
         for index, seq in enumerate(builder.seqs):
-            if not builder.rows[index].sample or seq.drawing > 1 or self._held_back(seq):  # its last token is not known
+            if (
+                not builder.rows[index].sample or seq.drawing > 1 or self._computes_nothing(seq)
+            ):  # its last token is not known
                 continue
             guess, seq.offer, offer = given.get(seq.id, ()), None, seq.offer
             if not guess and offer is None:
@@ -156,9 +162,14 @@ class Drafting:
             spares = () if self._spares is None else self._spares.take(count)
             builder.add_drafts(index, tokens[:count], tuple(seq.lease.blocks[blocks:]), spares)
 
-    def _held_back(self, seq: Seq) -> bool:
+    @property
+    def _nowhere(self) -> bool:
+        """Whether there is nowhere to keep the recurrent state before a draft."""
+        return self._spares is not None and not self._config.spare_states
+
+    def _computes_nothing(self, seq: Seq) -> bool:
         """Whether the next row of `seq` computes nothing, because its state has moved on: it draws where one waits."""
-        return seq.held_back and self._spares is not None
+        return seq.draw_waits and self._spares is not None
 
 
 def _before(stop_ids: frozenset[int], tokens: Iterable[int]) -> tuple[int, ...]:

@@ -245,7 +245,7 @@ class Scheduler:
 
         None while suspects are computed alone, or if there is nowhere to keep the recurrent state before drafts.
         """
-        if self._suspects or not self._may_draft:
+        if self._suspects:
             return iter(())
         return self._drafting.draftable(self._running)
 
@@ -270,10 +270,10 @@ class Scheduler:
             resting = self._claims.admit(builder)
             self._continue_running(builder, resting)
             stall = self._admit(builder) if self._waiting else None
-        if (drafts or self.config.draft_context) and not self._suspects and self._may_draft:
+        if (drafts or self.config.draft_context) and not self._suspects:
             self._drafting.add(builder, drafts, self._admitter.spare())
         if self._states is not None:
-            self._states.complete(builder)
+            self._states.assign_states(builder)
         saves = ((), ()) if self._restoring is None else self._restoring.take_saves()
         step = builder.build(tuple(self._releases), stall, len(self._waiting), *saves)
         self._releases.clear()
@@ -340,10 +340,6 @@ class Scheduler:
         leases = [each.lease for each in self._in_flight.departed]
         check_sequences(self.config, self._seqs, self._running, self._waiting, leases, self._pool, self._pending_blocks)
         check_plans(self.config, self._running, self._in_flight, self._states, self._suspects, self._free_slots)
-
-    @property
-    def _may_draft(self) -> bool:
-        return self._states is None or self.config.spare_states > 0
 
     # ---- planning: those who run
 
@@ -485,10 +481,10 @@ class Scheduler:
             of = result.prompt
             events.append(PromptScored(seq.id, of.start, of.logprobs, of.top_logprobs, of.ranks))
         if row.sample:
-            seq.held_back = result.waits
+            seq.draw_waits = result.waits
             events += self._drafting.judge(seq, row, result.tokens)
             seq.foreseen = result.foreseen
-            self._take_tokens(seq, result.tokens, len(result.tokens) - (not result.waits), events)
+            self._take_tokens(seq, result.tokens, len(result.right), events)
             if self.config.draft_context:
                 self._take_guess(seq, result)
         if result.failure and seq.state is SeqState.RUNNING:

@@ -61,7 +61,7 @@ class Seq:
         newest_state: the key of its newest checkpoint among generated tokens; b"" for none.
         foreseen: the next tokens that its last row's result foresaw.
         guesses: guesses of the tokens that its row in flight draws, best first; drafts come from the first.
-        held_back: whether its newest row waits: the next row draws in its place, and has no drafts if state is carried.
+        draw_waits: whether its newest row waits, so that the next one draws in its place.
         resume: the spare place from which its next row continues its recurrent state; -1 for none.
         offer: what the draft model guessed after the last token; None for nothing.
         lag: known positions that the draft model has not computed; None if unknown.
@@ -84,10 +84,10 @@ class Seq:
         "charged",
         "computed",
         "drafted",
+        "draw_waits",
         "drawing",
         "foreseen",
         "guesses",
-        "held_back",
         "id",
         "judgements",
         "lag",
@@ -128,7 +128,7 @@ class Seq:
         self.newest_state = b""
         self.foreseen: tuple[int, ...] = ()
         self.guesses: tuple[Guess, ...] = ()
-        self.held_back = False
+        self.draw_waits = False
         self.resume = NO_SPARE
         self.offer: Draft | None = None
         self.lag: int | None = None
@@ -252,7 +252,7 @@ class Seq:
         self.drafted = False
         self.foreseen = ()
         self.guesses = ()
-        self.held_back = False
+        self.draw_waits = False
         self.resume = NO_SPARE
         self.offer = self.lag = None
         self.branches = ()

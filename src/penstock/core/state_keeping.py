@@ -54,7 +54,7 @@ class StateKeeping:
         if present > cached:
             seq.branches = (present * self._config.block_size,)
 
-    def complete(self, builder: PlanBuilder) -> None:
+    def assign_states(self, builder: PlanBuilder) -> None:
         """Say from which state each row of a plan continues, and which states it keeps. All drafts are in the plan."""
         for index, (row, seq) in enumerate(zip(builder.rows, builder.seqs, strict=True)):
             if seq.resume != NO_SPARE:
@@ -80,8 +80,7 @@ class StateKeeping:
             if not row.checkpoints and not row.spares:
                 continue
             sound = seq.holds(lease) and not (result is not None and (result.failure or row.stored))
-            waits = result is not None and result.waits
-            right = () if result is None else result.tokens[: len(result.tokens) - (not waits)]
+            waits, right = (False, ()) if result is None else (result.waits, result.right)
             if row.spares:
                 if sound and len(right) < len(row.spares):
                     seq.resume = row.spares[len(right)]
