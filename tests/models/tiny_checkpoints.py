@@ -1077,17 +1077,8 @@ def write_checkpoint(
 
 def write_letters(directory: Path, count: int) -> None:
     """Write a tokenizer of `count` tokens beside a checkpoint: three special ones, `LETTERS`, and made-up words."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
     names = ["<unk>", "<s>", "</s>", *LETTERS.replace(" ", "\u0120")]
-    names += [f"<{index}>" for index in range(len(names), count)]
-    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
-    tokenizer.save_pretrained(directory)
+    _write_tokenizer(directory, [*names, *(f"<{index}>" for index in range(len(names), count))])
 
 
 _MERGES = [("t", "h"), ("e", "r"), ("a", "n"), ("o", "n"), ("i", "n"), ("r", "e")]
@@ -1097,12 +1088,18 @@ BYTE_VOCABULARY = 3 + 256 + len(_MERGES)
 
 def write_byte_tokenizer(directory: Path) -> None:
     """Write a tokenizer with every byte beside a checkpoint, so that grammars can be followed."""
+    from tokenizers import pre_tokenizers
+
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _write_tokenizer(directory, ["<unk>", "<s>", "</s>", *bytes_, *map("".join, _MERGES)], _MERGES)
+
+
+def _write_tokenizer(directory: Path, names: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> None:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, _MERGES)]
-    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=_MERGES))
+    backend = Tokenizer(BPE(vocab={name: index for index, name in enumerate(names)}, merges=list(merges)))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
