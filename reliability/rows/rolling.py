@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 
 from harness.balancer import Balancer
 from harness.batches import answers_to, difference
@@ -27,15 +27,16 @@ class _Replica:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._block: AbstractContextManager[Server] = serving(*SMALL, ends_with=None)
-        self.server = stack.enter_context(self._block)
+        self.server = self._start()
+
+    def _start(self) -> Server:
+        return self._stack.enter_context(serving(*SMALL, ends_with=None))
 
     def restart(self) -> str:
         """End it in order, and start another; what was wrong with its end, or ""."""
         self.server.process.send_signal(signal.SIGTERM)
         status = self.server.process.wait(60)
-        self._block = serving(*SMALL, ends_with=None)
-        self.server = self._stack.enter_context(self._block)
+        self.server = self._start()
         return f"a server ended with status {status}" if status else ""
 
 
