@@ -86,6 +86,7 @@ class Assembly:
     config: EngineConfig
     report: tuple[str, ...]
     computing: Computing
+    drafter: SuffixDrafter | None
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
         """The cost of a step with these rows."""
@@ -100,7 +101,7 @@ class Assembly:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
-        `memory`, waiting outputs and cached grammars stay within their shares of it.
+        `memory`, waiting outputs and cached grammars stay within their shares of it, and all that is kept is counted.
         """
         config = self.config
         loop = EngineLoop(
@@ -119,6 +120,8 @@ class Assembly:
         grammars.keep_within(memory.grammars)
         memory.watch("outputs", lambda: room.bytes)
         memory.watch("grammars", lambda: grammars.bytes)
+        if (drafter := self.drafter) is not None:
+            memory.watch("recent_answers", lambda: drafter.bytes)
         return room
 
     def close(self) -> None:
@@ -191,11 +194,12 @@ def assemble(
         config = computing.facts.config
         if config.scheduling_policy == "auto":
             config = replace(config, scheduling_policy="fair" if tenants else "fcfs")
-        engine, intake = _join(config, computing, text, card, watchdog)
+        drafter = SuffixDrafter(MemoryBudget(config.memory_limit).recent_answers) if config.speculate else None
+        engine, intake = _join(config, computing, text, card, drafter, watchdog)
     except BaseException:
         starting.close()
         raise
-    return Assembly(engine, intake, card, config, tuple(report), computing)
+    return Assembly(engine, intake, card, config, tuple(report), computing, drafter)
 
 
 def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator[str]:
@@ -233,7 +237,12 @@ def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> Model
 
 
 def _join(
-    config: EngineConfig, computing: Computing, text: TextModel, card: ModelCard, watchdog: Watchdog | None
+    config: EngineConfig,
+    computing: Computing,
+    text: TextModel,
+    card: ModelCard,
+    drafter: SuffixDrafter | None,
+    watchdog: Watchdog | None,
 ) -> tuple[Engine, Intake]:
     """The engine around a runner, and the intake that hands it requests."""
     facts, memory = computing.facts, computing.facts.memory
@@ -260,7 +269,6 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
-    drafter = SuffixDrafter() if config.speculate else None
     engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock(), drafter, stored)
     intake = Intake(
         text,

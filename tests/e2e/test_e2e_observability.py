@@ -8,6 +8,7 @@ import time
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from served import PATIENCE, serve
 
 pytestmark = pytest.mark.model
@@ -15,8 +16,17 @@ SECRET = "Xylophones are my secret"
 
 
 def metrics(url: str) -> dict[str, float]:
+    return {each.name: each.value for each in samples(url)}
+
+
+def kept(url: str) -> dict[str, float]:
+    """Bytes by store."""
+    return {each.labels["store"]: each.value for each in samples(url) if each.name == "penstock:memory_bytes"}
+
+
+def samples(url: str) -> list[Sample]:
     page = httpx.get(f"{url}/metrics").text
-    return {s.name: s.value for f in text_string_to_metric_families(page) for s in f.samples}
+    return [each for family in text_string_to_metric_families(page) for each in family.samples]
 
 
 def test_one_request_is_told_alike_everywhere(tmp_path, default_model):
@@ -31,6 +41,7 @@ def test_one_request_is_told_alike_everywhere(tmp_path, default_model):
         # The last step is counted when its answer is on its way already.
         while values["vllm:num_requests_running"] and time.monotonic() < last:
             values = metrics(served.url)
+        stores = kept(served.url)
         line = served.process.stdout.readline()
 
     assert timings["predicted_n"] == usage["completion_tokens"]
@@ -43,6 +54,8 @@ def test_one_request_is_told_alike_everywhere(tmp_path, default_model):
     assert values["vllm:e2e_request_latency_seconds_count"] == 1
     assert values["vllm:e2e_request_latency_seconds_sum"] * 1000 == pytest.approx(timings["total_ms"], abs=0.01)
     assert values["vllm:num_requests_running"] == values["vllm:kv_cache_usage_perc"] == 0
+    assert 0 < stores["recent_answers"] < 10_000
+    assert stores["requests"] == 0
 
     told = json.loads(line)
     assert (told["id"], told["route"], told["status"]) == ("told-1", "/v1/chat/completions", 200)

@@ -177,7 +177,8 @@ def test_stores_are_counted_and_give_back():
 @pytest.mark.parametrize("limit", [64 << 20, DEFAULT_BYTES, 3 << 30])
 def test_shares_are_no_more_than_there_is(limit):
     budget = MemoryBudget(limit)
-    shares = (budget.requests, budget.outputs, 2 * budget.stored, budget.grammars, budget.streams)
+    caches = (2 * budget.stored, budget.grammars, budget.recent_answers, budget.streams)
+    shares = (budget.requests, budget.outputs, *caches)
     assert min(shares) > 0
     assert sum(shares) <= budget.limit
     limits = budget.applied(DEFAULT_SERVER_LIMITS)

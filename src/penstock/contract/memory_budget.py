@@ -1,8 +1,8 @@
 """A memory limit for all stores of a serving process, divided into fixed shares.
 
 Shares are fixed so that no store can starve another, and none needs to know how full the others are. To stay within
-its share, a cache (compiled grammars, resumable streams, stored answers) drops its oldest entries; requests are
-refused, and streams that are not read are ended, since they can be resumed.
+its share, a cache (compiled grammars, resumable streams, stored answers, answers to guess from) drops its oldest
+entries; requests are refused, and streams that are not read are ended, since they can be resumed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class MemoryBudget:
     def streams(self) -> int:
         """Bytes for resumable streams."""
         return self.limit // 64
+
+    @property
+    def recent_answers(self) -> int:
+        """Bytes for earlier answers that the next ones are guessed from."""
+        return self.limit // 32
 
     def applied(self, limits: ServerLimits) -> ServerLimits:
         """`limits` with the shares of the stores that they limit."""

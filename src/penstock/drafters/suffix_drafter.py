@@ -12,24 +12,32 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from penstock.contract.plan import Draft, Draftable
-from penstock.drafters.suffix_index import GRAM, LONGEST, SuffixIndex
+from penstock.drafters.suffix_index import GRAM, LONGEST, TOKEN_BYTES, SuffixIndex
 
 __all__ = ["SuffixDrafter"]
 
 _LONGEST_INDEXED = 16_384
-"""Tokens of a sequence, the latest, that are indexed when it is first seen: some 100 bytes each, 5 ms for all."""
+"""Tokens of a sequence, the latest, that are indexed when it is first seen: `TOKEN_BYTES` each, 5 ms for all."""
 
 _REMEMBERED = 16_384
-"""Tokens of earlier answers kept per caller; before they exceed twice as many, all but the latest are forgotten."""
+"""Most tokens of earlier answers kept per caller; before they exceed twice as many, all but the latest are dropped."""
 
 _CALLERS = 64
 """Number of callers, the latest, whose earlier answers are kept."""
 
 
 class SuffixDrafter:
-    """See the module, and `contract.ports.Drafter`."""
+    """See the module, and `contract.ports.Drafter`.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: memory for earlier answers, of all callers together.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.bytes = 0
+        """Memory that earlier answers take; may be read by any thread."""
+        self._most_bytes = most_bytes
+        self._remembered = min(_REMEMBERED, most_bytes // (2 * TOKEN_BYTES))
         self._live: dict[str, _LiveSequence] = {}
         self._recent: OrderedDict[str, SuffixIndex] = OrderedDict()  # by scope, the latest last
 
@@ -73,13 +81,16 @@ class SuffixDrafter:
         if len(answer) <= GRAM:
             return
         recent = self._recent.pop(live.scope, None) or SuffixIndex()
-        if len(recent.tokens) + len(answer) > 2 * _REMEMBERED:
-            kept, recent = recent.tokens[-_REMEMBERED:], SuffixIndex()
+        before = recent.bytes
+        if len(recent.tokens) + len(answer) > 2 * self._remembered:
+            kept, recent = recent.tokens[-self._remembered :], SuffixIndex()
             recent.extend(kept)
-        recent.extend(answer[-_REMEMBERED:])
+        recent.extend(answer[-self._remembered :])
         self._recent[live.scope] = recent
-        if len(self._recent) > _CALLERS:
-            self._recent.popitem(last=False)
+        self.bytes += recent.bytes - before
+        while len(self._recent) > _CALLERS or self.bytes > self._most_bytes:
+            _, oldest = self._recent.popitem(last=False)
+            self.bytes -= oldest.bytes
 
 
 class _LiveSequence:

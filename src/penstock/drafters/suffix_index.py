@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["GRAM", "LONGEST", "Match", "SuffixIndex"]
+__all__ = ["GRAM", "LONGEST", "TOKEN_BYTES", "Match", "SuffixIndex"]
 
 GRAM = 2
 """Consecutive tokens that must match. Two may match by chance, but such guesses were right more often than not in the
@@ -23,6 +23,15 @@ _PLACES = 16
 
 LONGEST = 64
 """Most tokens that are compared; the latest occurrence that matches in all of them is taken."""
+
+
+_PLACE_BYTES = 80
+_GRAM_BYTES = 118
+"""What CPython takes for a token: its places in two lists 16, two integers 64. And for two tokens that are new: a tuple
+56, an entry of the dictionary 36 to 62."""
+
+TOKEN_BYTES = _PLACE_BYTES + _GRAM_BYTES
+"""Most bytes that a token of an index takes."""
 
 
 class Match(NamedTuple):
@@ -46,6 +55,11 @@ class SuffixIndex:
         self.tokens: list[int] = []
         self._last: dict[tuple[int, int], int] = {}  # two tokens -> the index after their last occurrence
         self._earlier: list[int] = []  # at i, the end of the occurrence before that at i + GRAM; 0 for none
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the index, at most."""
+        return len(self.tokens) * _PLACE_BYTES + len(self._last) * _GRAM_BYTES
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens; takes a third of a microsecond each."""
