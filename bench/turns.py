@@ -86,7 +86,11 @@ def rates(workers: dict[str, Worker], load: Load, rounds: int) -> dict[str, Any]
     """Rounds of one load; `new_over_old` is the ratio of the rates, above 1 where the new one is quicker."""
     each = []
     for index in range(rounds + 1):  # the first warms up both
-        turns = [(side, workers[side].run(vars(load) | {"seed": index})) for side in TURNS]
+        # No worker sees a prompt twice: it would find it in its cache.
+        seeds = (2 * index, 2 * index, 2 * index + 1, 2 * index + 1)
+        turns = [
+            (side, workers[side].run(vars(load) | {"seed": seed})) for side, seed in zip(TURNS, seeds, strict=True)
+        ]
         each.append(
             {side: {k: [taken[k] for name, taken in turns if name == side] for k in turns[0][1]} for side in SIDES}
         )
