@@ -28,10 +28,10 @@ struct LinearBlocks : CodeTiles {
     const LinearCall& call;
     QuantizedRows x;
 
-    // As many rows as the first cache holds beside a panel: a tile meets its rows there again, panel after panel. And no more
-    // panels than stay in the second cache until the next rows come.
+    // As many rows as a cache holds beside the panels that they meet one after another. And no more panels than stay in the
+    // second cache until the next rows come.
     Block block() const {
-        constexpr int64_t kRowsBytes = 16 << 10, kPanelsBytes = 128 << 10, kMostPanels = 8, kPair = 2;
+        constexpr int64_t kPanelsBytes = 128 << 10, kMostPanels = 8, kPair = 2;
         const int64_t row_bytes = x.groups * (kGroup + (1 + kShares) * int64_t(sizeof(float)));
         const int64_t pairs = kPanelsBytes / (kPair * panel_bytes(kKind, call.inputs));
         return {larger(1, kRowsBytes / row_bytes / kRows) * kRows, smaller(kMostPanels, larger(1, pairs) * kPair)};

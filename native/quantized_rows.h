@@ -86,6 +86,9 @@ struct CodeTiles {
     static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
 #endif
     static constexpr bool kEvenTiles = false, kPanelsInTurn = kPanels == 1;
+    // Of rows that are walked at once (ADR 38): in the second cache, where two panels are multiplied together and a tile's
+    // rows are read half as often; else in the first.
+    static constexpr int64_t kRowsBytes = kPanels > 1 ? 256 << 10 : 16 << 10;
     // How many of a tile's P panels are multiplied by a group together; the others follow when those sums have left the
     // registers.
     template <int P>
