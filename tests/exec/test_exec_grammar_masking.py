@@ -276,6 +276,7 @@ def test_a_row_whose_form_takes_long_waits_and_draws_the_same_later_and_nobody_w
         )
     rows = [Row(slot, 1, 1, (), True) for slot in range(3)]
     expected, drawn, steps = best[0][2], [], 0
+    masking.begin_step(rows)
     while len(drawn) < 2:  # the second draw waits too, where masks are slow
         sampled = masking.sample(logits.clone(), [draw(temperature=0)] * 3, [2] * 3, masking.begin(rows), row_views)
         assert not masking.waits(2)
@@ -296,11 +297,31 @@ def test_a_form_that_takes_long_is_not_waited_for_again_while_others_draw():
         Admit(0, "s0", (1, 2), (0,), 0, SamplingSpec(()), 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2)
     )
     rows = [Row(0, 1, 1, (), True), Row(1, 1, 1, (), True)]
+    masking.begin_step(rows)
     for _ in range(200):  # each would wait for as long as a step may: ten seconds in all
         masking.sample(logits_of(2), [draw(temperature=0)] * 2, [2] * 2, masking.begin(rows), row_views)
         assert masking.waits(0)
     slow.gate.set()
     assert drawn_at_last(masking, rows[:1], logits_of(1)).tokens == [4]
+
+
+@pytest.mark.parametrize("free", [Row(1, 1, 1, (), True), Row(1, 0, 5, (), False)], ids=["drew first", "prompt"])
+@pytest.mark.parametrize("what", ["make", "take"])
+def test_a_form_is_not_waited_for_long_beside_a_row_that_draws_no_more_in_this_step(monkeypatch, what, free):
+    """A row with drafts draws before those that have a form, and a chunk of a prompt does not draw."""
+    monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
+    slow = Slow(what, {4})
+    masking = GrammarMasking(SlowToMake([slow], slow.gate), choose=CHOOSE)
+    masking.admit(
+        Admit(0, "s0", (1, 2), (0,), 0, SamplingSpec(()), 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2)
+    )
+    guided, began = Row(0, 1, 1, (), True), time.monotonic()
+    masking.begin_step([guided, free])
+    masking.sample(logits_of(1), [draw(temperature=0)], [2], masking.begin([guided]), row_views)
+    assert masking.waits(0)
+    assert time.monotonic() - began < PATIENCE / 2
+    slow.gate.set()
+    assert drawn_at_last(masking, [guided], logits_of(1)).tokens == [4]
 
 
 class Closing(Slow):
@@ -357,6 +378,7 @@ def drawn_at_last(masking, rows, logits):
     """What the rows draw in the first step in which none of them waits."""
     for _ in range(STEPS):
         draws, positions = [draw(temperature=0)] * len(rows), [2] * len(rows)
+        masking.begin_step(rows)
         sampled = masking.sample(logits.clone(), draws, positions, masking.begin(rows), row_views)
         if not any(masking.waits(row.slot) for row in rows):
             return sampled

@@ -105,3 +105,40 @@ def test_the_token_that_a_budget_makes_due_is_foreseen():
     assert masking.foresee(0) == ()
     draws(masking, [Row(0, 1, 1, (), True)], 1)
     assert masking.foresee(0) == (4,)
+
+
+class Searching(Listed):
+    """A matcher that never takes a token at once; `slow` of its searches take long."""
+
+    def __init__(self, allowed: set[int], slow: set[int]) -> None:
+        super().__init__(allowed)
+        self.slow = slow
+
+    def take(self, token: int) -> bool:
+        until = time.thread_time() + (0.02 if len(self.taken) in self.slow else 0.0)
+        while time.thread_time() < until:
+            pass
+        return super().take(token)
+
+    def take_at_once(self, token: int) -> bool | None:
+        return None
+
+
+def test_after_a_long_search_no_step_waits_for_the_next_eight_pieces_of_work(monkeypatch):
+    monkeypatch.setattr(guided_row, "_LONG_SECONDS", 0.01)
+    monkeypatch.setattr(guided_row, "_QUICK_SECONDS", 0.0)  # each token is a search and a mask
+    submitted: list[bool] = []
+    submit = side_threads.SideThreads.submit
+
+    def noting(threads, work, *, long=False):
+        submitted.append(long)
+        return submit(threads, work, long=long)
+
+    monkeypatch.setattr(side_threads.SideThreads, "submit", noting)
+    masking, rows = masked_rows([Searching({4}, slow={1})])
+    drawn = 0
+    while drawn < 7:
+        masking.begin_step(rows)
+        draws(masking, rows, 1)
+        drawn += not masking.waits(0)
+    assert submitted[:13] == [False] * 4 + [True] * 8 + [False]

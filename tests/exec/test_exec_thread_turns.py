@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock import thread_turns
-from penstock.thread_turns import give_way, going_first, letting_others, taking_turns
+from penstock.thread_turns import give_way, going_first, letting_others, taking_turns, wait_for_first
 
 LONG = 30.0
 
@@ -136,6 +136,17 @@ def test_who_takes_turns_waits_for_who_goes_first_and_lets_the_others_pass():
     for each in both:
         each.join(LONG)
     assert len(noted) == 4
+
+
+def test_who_waits_for_who_goes_first_may_keep_its_turn():
+    with taking_turns():
+        alone = Alternating("a", [], 1)
+        alone.start()
+        wait_for(lambda: len(thread_turns._baton._waiting) == 1)
+        wait_for_first()
+        assert len(thread_turns._baton._waiting) == 1
+    alone.join(LONG)
+    assert not alone.is_alive()
 
 
 def test_a_turn_ends_with_what_raises():

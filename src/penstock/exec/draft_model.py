@@ -29,7 +29,6 @@ from penstock.exec.sampler import sample
 from penstock.kernels.backend import Backend
 from penstock.nn.causal_lm import CausalLM
 from penstock.sampling import RowViews
-from penstock.thread_turns import letting_others
 
 __all__ = ["DraftModel"]
 
@@ -193,8 +192,7 @@ class DraftModel:
     def _forward(self, rows: Sequence[Row]) -> Tensor:
         batch = self._tables.batch(rows, self.kv.device)
         attend = paged_attend(self.kv, batch, self._backend)
-        with letting_others():
-            return self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+        return self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
 
     def _draw(self, rows: Sequence[Row], hidden: Tensor, places: Sequence[int]) -> list[Row]:
         """Choose the next token of each of `rows` from `hidden` at `places`. Returns the rows that have one."""

@@ -41,7 +41,7 @@ _PATIENCE_SECONDS = 0.05
 _MOST_FORESEEN = 16
 """Tokens of a guess."""
 _SHORT_PATIENCE_SECONDS = 0.002
-"""The same if some rows have no grammar: many times what nearly every mask takes."""
+"""The same if the step has rows without a grammar: many times what nearly every mask takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +80,8 @@ class GrammarMasking:
         self._guided: dict[int, GuidedRow] = {}
         self._broken: set[int] = set()
         self._waiting: set[int] = set()
+        self._step_rows = 0
+        self._patience = _PATIENCE_SECONDS  # of the current step
         self._threads = SideThreads("penstock-forms")
 
     def admit(self, admit: Admit) -> None:
@@ -99,6 +101,12 @@ class GrammarMasking:
         for token in admit.tokens[end:]:
             if admit.slot in self._thinking:
                 self._think(admit.slot, token)
+
+    def begin_step(self, rows: Sequence[Row]) -> None:
+        """Decide how long the draws of a step with these `rows` may wait, drawing or not: others wait with them."""
+        self._step_rows = len(rows)
+        alone = not self._guided or all(row.slot in self._guided for row in rows)
+        self._patience = _PATIENCE_SECONDS if alone else _SHORT_PATIENCE_SECONDS
 
     def is_broken(self, slot: int) -> bool:
         """Whether the grammar of the sequence in `slot` can no longer be followed."""
@@ -214,13 +222,12 @@ class GrammarMasking:
         watched = [*(row for row, _, _ in pending.guided), *due]
         raw = [row for row in watched if samplings[row].wants_logprob and not samplings[row].processed]
         before = logits[raw] if raw else None  # [W, V], a copy
-        patience = _PATIENCE_SECONDS if len(pending.guided) == len(samplings) else _SHORT_PATIENCE_SECONDS
-        masked = self._lower(logits, pending.guided, patience)
+        masked = self._lower(logits, pending.guided)
         for row, token in due.items():
             _leave_only(logits[row], token)
         sampled = sample(logits, samplings, positions, row_views, self._choose)
         drawn = [each for each in masked if not sampled.failed[each[0]]]
-        self._settle(drawn, sampled, (logits, samplings, positions), row_views, patience)
+        self._settle(drawn, sampled, (logits, samplings, positions), row_views, self._patience)
         for row, slot, _ in pending.guided:
             sampled.failed[row] |= slot in self._broken
         for row, slot in pending.thinking:
@@ -228,15 +235,15 @@ class GrammarMasking:
                 self._think(slot, sampled.tokens[row])
         if before is not None:
             score_again(sampled, before, samplings, raw)
-        if len(self._waiting) == len(samplings):  # nobody is kept from anything
+        if len(self._waiting) == self._step_rows:  # nobody is kept from anything
             unknown = [form.unknown for _, _, form in pending.guided]
             self._threads.wait_for_any(unknown, _PATIENCE_SECONDS)
         return sampled
 
-    def _lower(self, logits: Tensor, guided: list[_Guided], patience: float) -> list[_Guided]:
+    def _lower(self, logits: Tensor, guided: list[_Guided]) -> list[_Guided]:
         """Mask, in place, the logits of rows whose mask is ready; return these rows. Others wait or are broken."""
         self._waiting.clear()
-        self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + patience)
+        self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + self._patience)
         masked: list[_Guided] = []
         for row, slot, form in guided:
             if not form.mask.done():

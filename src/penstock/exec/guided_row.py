@@ -26,6 +26,8 @@ __all__ = ["GuidedRow"]
 _LONG_SECONDS = 0.005
 _SLOW_SECONDS = 0.001
 """CPU time above which work counts as long: in a side thread, and for a token in the step's own."""
+_LONG_FOR = 8
+"""Pieces of work after a long one for which no step waits: searches come back every few tokens."""
 _SLOW_MASK_SECONDS = 0.003
 _QUICK_SECONDS = 0.001
 _PROVEN = 3
@@ -55,7 +57,7 @@ class GuidedRow:
         self._refused: set[int] = set()  # after the tokens so far
         self._closing: int | None = None  # the first token of the known ending, once it was asked for
         self._trying: tuple[int, Future[bool]] | None = None
-        self._long = False
+        self._expected_long = 0  # pieces of work to come
         self._slow = False  # once a token that was taken at once took long, for the rest of the answer
         self._quick = 0  # masks in a row that were
         self._needed = _PROVEN
@@ -159,6 +161,11 @@ class GuidedRow:
         return self._at_once(lambda: matcher.foresee(most))
 
     @property
+    def _long(self) -> bool:
+        """Whether the next work is likely to be long."""
+        return self._expected_long > 0
+
+    @property
     def _proven(self) -> bool:
         """Whether masks and guesses may be computed in the step's own thread."""
         return self._quick >= self._needed and not self._long
@@ -176,19 +183,20 @@ class GuidedRow:
         self._needed *= 2
 
     def _submit(self, work: Callable[[], bool]) -> Future[bool]:
-        """Submit work to a side thread; after long work it is likely to be long too."""
+        """Submit work to a side thread, to one of its own if it is likely to be long."""
 
         def timed() -> bool:
             began = time.thread_time()
             try:
                 return work()
             finally:
-                self._long = time.thread_time() - began > _LONG_SECONDS
+                took_long = time.thread_time() - began > _LONG_SECONDS
+                self._expected_long = _LONG_FOR if took_long else max(self._expected_long - 1, 0)
 
         return self._threads.submit(timed, long=self._long)
 
     def _take_at_once(self, matcher: Matcher, token: int) -> bool | None:
-        """`Matcher.take_at_once` in this thread; not tried after long work, since it is likely to be long too."""
+        """`Matcher.take_at_once` in this thread; not tried where it is likely to take long."""
         if self._long or self._slow:
             return None
         began = time.thread_time()

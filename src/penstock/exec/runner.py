@@ -33,7 +33,7 @@ from penstock.kernels.backend import Backend
 from penstock.kernels.state_runs import StateRuns
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
-from penstock.thread_turns import going_first, letting_others
+from penstock.thread_turns import going_first
 from penstock.weights.embedding_layers import EmbeddingLayer
 
 __all__ = ["RowGuesser", "TorchRunner", "paged_attend"]
@@ -229,6 +229,7 @@ class TorchRunner:
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
         sampling = [*(row for row in fresh if row.sample), *waited]
+        self._masking.begin_step(rows)
         pending = self._masking.begin(sampling)
         prompts: dict[int, PromptScores] = {}
         vectors: dict[int, bytes | None] = {}
@@ -237,8 +238,7 @@ class TorchRunner:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
             attend = paged_attend(self._kv, batch, self._backend, *carried)
-            with letting_others():
-                hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+            hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
             if len(sampling) - len(waited) < hidden.shape[0]:

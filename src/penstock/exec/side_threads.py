@@ -1,7 +1,8 @@
 """Threads for work that a step may wait for, but not for long.
 
-One of them, the first, does all quick work. Long work keeps its thread, which from then on has low priority, and
-another thread becomes the first. So work waits only for quick work, and few threads compete with a step.
+One of them, the first, does all quick work. Long work keeps its thread, and another thread becomes the first. So work
+waits only for quick work. All have low priority: a step that waits for them leaves its processors idle, and beside one
+that computes they take what it leaves.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ class _Job:
 class _Worker:
     """One thread; its state is guarded by the owner's lock."""
 
-    __slots__ = ("began", "job", "native_id")
+    __slots__ = ("began", "job")
 
     def __init__(self) -> None:
-        self.native_id = 0
         self.job: _Job | None = None
         self.began = 0.0
 
@@ -70,11 +70,11 @@ class SideThreads:
         self._long: set[Future[Any]] = set()  # what keeps its thread
 
     def submit(self, work: Callable[[], _Result], *, long: bool = False) -> Future[_Result]:
-        """Submit `work`; if it is likely to be `long`, to a thread of its own with low priority."""
+        """Submit `work`; if it is likely to be `long`, to a thread of its own."""
         job = _Job(work)
         if long:
             self._keep(job.future)
-            threading.Thread(target=_run_last, args=(job,), name=self._name).start()
+            threading.Thread(target=_run_long, args=(job,), name=self._name).start()
         elif self._gathered is not None:
             self._gathered.append(job)
         else:
@@ -121,7 +121,6 @@ class SideThreads:
             first, now = self._first, time.monotonic()
             if first is not None and first.job is not None and now - first.began >= _LONG_SECONDS:
                 self._keep(first.job.future)
-                go_last(first.native_id)
                 self._begin()
             return future in self._long
 
@@ -135,7 +134,7 @@ class SideThreads:
         threading.Thread(target=self._work, args=(worker,), name=self._name).start()
 
     def _work(self, me: _Worker) -> None:
-        me.native_id = threading.get_native_id()
+        go_last()
         while job := self._next_job(me):
             job.run()
             job = None  # a thread that waits holds on to nothing
@@ -155,7 +154,7 @@ class SideThreads:
         return bool(self._jobs)
 
 
-def _run_last(job: _Job) -> None:
+def _run_long(job: _Job) -> None:
     go_last()
     with taking_turns():
         job.run()

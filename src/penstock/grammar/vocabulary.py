@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from penstock.contract.errors import InvalidParameter
 from penstock.grammar.token_trie import TokenTrie
+from penstock.thread_turns import wait_for_first
 
 __all__ = ["Speller", "Vocabulary"]
 
@@ -22,7 +23,7 @@ _RUNS = ("[a-z ]{1,4}", "[a-z ]{1,8}", "[a-z ]{1,16}", "[a-z ]+", "[A-Za-z ]{1,1
 """Token classes whose masks are precomputed, in addition to those for JSON strings: where an expression accepts a whole
 class, as in counted runs of letters, its tokens are not walked one by one. Masks are the same with or without them."""
 
-_AT_ONCE = 128
+_AT_ONCE = 64
 """Tokens of an ending that are checked per call: a call holds the GIL, and a long ending has thousands of tokens."""
 
 _PARTS = re.compile(rb"[\x00-\x7f]+|[\x80-\xff]+")
@@ -89,8 +90,10 @@ class Speller:
         *parts, last = (list(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
         if parts:
             matcher = matcher.deep_copy()
-        if any(matcher.try_consume_tokens(part) != _AT_ONCE for part in parts):
-            return False
+        for part in parts:
+            wait_for_first()
+            if matcher.try_consume_tokens(part) != _AT_ONCE:
+                return False
         return bool(matcher.validate_tokens([*last, self.eos[0]]) == len(last) + 1)
 
 

@@ -54,6 +54,7 @@ from penstock.nn.reference import head_logits
 from penstock.nn.register_places import Place, place_registers
 from penstock.nn.rope import RotaryTable
 from penstock.nn.working_memory import rotary_tables
+from penstock.thread_turns import letting_others
 
 __all__ = ["CompiledExecutor", "why_not_compiled"]
 
@@ -150,17 +151,24 @@ class CompiledExecutor:
         longest = max(kv_len.tolist(), default=0)  # cheap: one entry per row of the step
         native, cpu = self._native, self.backend.cpu
         size = self._compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
-        self._compiled.run(
-            cpu=cpu,
-            step=self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table),
-            caches=self._caches(attend.keys, attend.values),
-            states=self._states(attend.states),
-            runs=None if attend.runs is None else runs_of(attend.runs),
-            stream=stream.data_ptr(),
-            inputs=[native.Rows(each.data_ptr(), each.shape[1], ELEMENTS[each.dtype]) for each in inputs],
-            out=native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype]),
-            scratch=native.Memory(self._scratch.address_of(size), size),
-        )
+        step = self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table)
+        caches, states = self._caches(attend.keys, attend.values), self._states(attend.states)
+        memory = native.Memory(self._scratch.address_of(size), size)
+        read = [native.Rows(each.data_ptr(), each.shape[1], ELEMENTS[each.dtype]) for each in inputs]
+        written = native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype])
+        runs = None if attend.runs is None else runs_of(attend.runs)
+        with letting_others():  # this call alone: each call of torch lets go of the GIL, and would wait to get it back
+            self._compiled.run(
+                cpu=cpu,
+                step=step,
+                caches=caches,
+                states=states,
+                runs=runs,
+                stream=stream.data_ptr(),
+                inputs=read,
+                out=written,
+                scratch=memory,
+            )
         return out
 
     def _looked_up(self, token_ids: Tensor, positions: Tensor) -> list[Tensor]:

@@ -36,6 +36,7 @@ from penstock.nn.operations import (
 )
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.program import OUT, Head, Program
+from penstock.thread_turns import letting_others
 
 __all__ = ["ReferenceExecutor", "head_logits"]
 
@@ -62,8 +63,9 @@ class ReferenceExecutor:
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
         walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype)
-        for operation in self.program.operations():
-            walk.compute(operation)
+        with letting_others():
+            for operation in self.program.operations():
+                walk.compute(operation)
         return walk.result()
 
     def logits(self, hidden: Tensor) -> Tensor:
