@@ -1,4 +1,4 @@
-"""Load a draft model: check that it can guess for its target, and that both fit in memory.
+"""Load a draft model: check that it can guess for its target, and that both fit in memory. Or find the target's own.
 
 Names concrete classes of several rooms, as `loading` and `building` do.
 """
@@ -16,12 +16,13 @@ from penstock.exec.draft_model import DraftModel
 from penstock.exec.free_memory import free_memory
 from penstock.exec.kv_store import block_bytes
 from penstock.exec.memory_plan import MemoryNeeds, check_fits
-from penstock.loading import LoadedModel, PlannedModel, find_model, place_model, plan_model, resolve_choices
+from penstock.exec.predictor import PredictingDrafter
+from penstock.loading import LoadedModel, PlannedModel, executor, find_model, place_model, plan_model, resolve_choices
 from penstock.model_text import open_model_text
 from penstock.text import TextModel
 from penstock.weights.files import ModelFiles
 
-__all__ = ["drafter_of", "find_draft_model", "load_draft_model"]
+__all__ = ["drafter_of", "find_draft_model", "load_draft_model", "own_predictor"]
 
 _OPTION = "draft_model"
 
@@ -77,8 +78,24 @@ def drafter_of(
     draft: LoadedModel, target: LoadedModel, num_blocks: int, block_size: int, max_num_seqs: int, max_model_len: int
 ) -> DraftModel:
     """The drafter for a runner of `target` with these sizes; it has a KV store of its own."""
-    kv, width = draft.kv_store(num_blocks, block_size), target.shape.vocab_size
-    return DraftModel(draft.model, kv, max_num_seqs, max_model_len, width, draft.backend, SystemClock())
+    kv, sizes = draft.kv_store(num_blocks, block_size), (max_num_seqs, max_model_len, target.shape.vocab_size)
+    own = target.program.predictor
+    if own is not None and draft.program is own.program:
+        return PredictingDrafter(draft.model, own.table, kv, *sizes, draft.backend, SystemClock())
+    return DraftModel(draft.model, kv, *sizes, draft.backend, SystemClock())
+
+
+def own_predictor(target: LoadedModel, announce: Callable[[str], None]) -> LoadedModel | None:
+    """The part of `target` that predicts a second token, as its draft model; None if it has none.
+
+    Its weights count as the target's. `announce` is called with its line of the start report.
+    """
+    own = target.program.predictor
+    if own is None:
+        return None
+    announce("predictor        the model's own layer for a second token: it guesses, unless that does not pay")
+    model = executor(own.program, target.dtype, target.backend)
+    return replace(target, program=own.program, model=model, weight_bytes=0, weight_formats="", embedding_layers=())
 
 
 def _check_vocabulary(config: EngineConfig, files: ModelFiles, text: TextModel) -> None:

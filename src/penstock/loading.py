@@ -280,7 +280,8 @@ def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> Pla
         SetupError: the files lack something.
     """
     file = str(files.path)
-    binder = Binder(HeadersOnly(files.source), choices.dtype, META, file, weight_format=choices.weight_format)
+    source, weight_format = HeadersOnly(files.source), choices.weight_format
+    binder = Binder(source, choices.dtype, META, file, weight_format=weight_format, predicts=_predicts(config))
     program = models.load(files.config, binder, file, config.max_model_len or None)
     return PlannedModel(program, choices, binder.bytes, binder.packing_bytes, binder.formats)
 
@@ -346,7 +347,8 @@ def place_model(
     with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         cpu = backend.cpu if isinstance(backend, CpuBackend) else None
-        binder = Binder(files.source, dtype, backend.device, str(files.path), seen, weight_format, cpu)
+        placed, form = (files.source, dtype, backend.device, str(files.path)), (weight_format, cpu)
+        binder = Binder(*placed, seen, *form, predicts=_predicts(config))
         program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
     layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
     give_back()  # what reading and packing weights freed, so that the KV cache can be sized from it
@@ -367,6 +369,11 @@ def place_model(
     formats = weight_formats(binder.formats, files.stored_dtype, dtype)
     held = binder.bytes + sum(layer.nbytes for layer in layers)
     return LoadedModel(files, program, model, backend, dtype, choices.kv_dtype, held, config, formats, layers)
+
+
+def _predicts(config: EngineConfig) -> bool:
+    """Whether guesses come from the model's own prediction of a second token, if it has one."""
+    return config.speculate and not config.draft_model
 
 
 def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles) -> None:

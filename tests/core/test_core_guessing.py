@@ -233,3 +233,26 @@ def test_more_guesses_than_were_wanted_are_our_bug():
 def test_a_model_with_a_window_in_every_layer_cannot_be_guessed_for():
     with pytest.raises(ConfigError, match="draft_context"):
         config(draft_context=64, window=8)
+
+
+FOLLOWING = config(400, draft_context=400, max_model_len=400, max_num_batched_tokens=64, weigh_drafts=True)
+
+
+def test_where_guesses_do_not_pay_few_newcomers_are_followed():
+    """By a predictor of the model's own; and all of them again soon after guesses pay."""
+    scheduler, runner = Scheduler(FOLLOWING), Simulated(Costs(), right=0.0)
+
+    def followed(count: int) -> list[bool]:
+        seen = []
+        for number in range(count):
+            scheduler.submit(request(f"{runner.right}-{number}-{runner.drawn}", [5] * 12, max_tokens=120))
+            while scheduler.has_work:
+                plan = scheduler.plan()
+                seen += [admit.followed for admit in plan.admits]
+                scheduler.commit(plan, runner.run(plan))
+        return seen
+
+    assert followed(2)[0], "at first guesses are expected to pay"
+    assert sum(followed(32)) == 32 // 8
+    runner.right = 1.0
+    assert all(followed(16)[-4:])

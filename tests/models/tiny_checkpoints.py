@@ -1075,6 +1075,36 @@ def write_checkpoint(
     return directory
 
 
+def add_predictor(directory: Path) -> None:
+    """Give a checkpoint of the family of `qwen3_5_text` the part that predicts a second token: one more layer (`mtp`).
+
+    Its numbers are those of a new attention layer of transformers, and of projections as published checkpoints have.
+    """
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(directory)
+    torch.manual_seed(17)
+    other = AutoModelForCausalLM.from_config(config)
+    number = config.layer_types.index("full_attention")
+    hidden, prefix = config.hidden_size, f"model.layers.{number}."
+    held = {name: each.detach() for name, each in other.state_dict().items()}
+    own = {f"mtp.layers.0.{name[len(prefix) :]}": each for name, each in held.items() if name.startswith(prefix)}
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        own[f"mtp.{name}.weight"] = torch.randn(hidden) * 0.1
+    own["mtp.fc.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
+    for name, each in own.items():
+        if name.endswith("norm.weight"):  # new ones are all zeros, which would hide how they are stored
+            own[name] = torch.randn_like(each) * 0.1
+    stored = load_file(directory / "model.safetensors")
+    dtype = next(iter(stored.values())).dtype
+    save_file(
+        {**stored, **{name: each.to(dtype).contiguous() for name, each in own.items()}},
+        directory / "model.safetensors",
+        {"format": "pt"},
+    )
+
+
 def write_letters(directory: Path, count: int) -> None:
     """Write a tokenizer of `count` tokens beside a checkpoint: three special ones, `LETTERS`, and made-up words."""
     names = ["<unk>", "<s>", "</s>", *LETTERS.replace(" ", "\u0120")]

@@ -73,6 +73,7 @@ class Admit:
         thinking: how much reasoning the generated tokens may hold; None for any.
         checkpoint: the checkpoint slot with the recurrent state after `computed` positions; -1 if `computed` is 0 or
             the model carries none.
+        followed: whether a predictor of the model's own follows the sequence: from here on, or never.
     """
 
     slot: int
@@ -89,6 +90,7 @@ class Admit:
     embedding: EmbeddingSpec | None = None
     thinking: ThinkingBudget | None = None
     checkpoint: int = -1
+    followed: bool = True
 
 
 class Draftable(NamedTuple):

@@ -102,8 +102,10 @@ class Drafting:
             offers.append(self._chances_of(seq, seq.guesses[0])[: max(0, most)])
         if found:
             self._add_found(builder, found, offers, spare)
-        if self.guessing is not None and builder.draft_budget > 0:
-            self.guessing.add(builder, spare)
+        if self.guessing is not None:
+            self.guessing.choose_followed(builder)
+            if builder.draft_budget > 0:
+                self.guessing.add(builder, spare)
 
     def judge(self, seq: Seq, row: Row, drawn: Sequence[SampledToken]) -> list[DraftsJudged]:
         """Learn from the drawn tokens how good the guesses were. Returns a judgement of each part that the row carried.

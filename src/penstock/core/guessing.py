@@ -4,12 +4,14 @@ It guesses after a step has drawn its tokens, and the next step computes the gue
 they are worth the large model's time; this file decides whether they are worth the draft model's. `core.step_time`
 learns what a pass and a position take, `core.draft_chances` how often guesses are right.
 
-While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would.
+While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would; and of
+newcomers few are followed by a predictor of the model's own, which cannot catch up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -37,6 +39,15 @@ _FEW = 16
 
 _LEVEL = 4
 """Positions by which it may be behind a sequence without counting their time."""
+
+_PAYS = 0.1
+"""The share of recent steps with guesses from which on newcomers are followed: each followed position costs time."""
+
+_ANYWAY = 8
+"""One newcomer in so many is followed even if guesses do not pay, to find out whether they would."""
+
+_RECENT = 32
+"""Steps."""
 
 
 class _Candidate(NamedTuple):
@@ -70,7 +81,7 @@ class Guessing:
         chances: what is known of guesses.
     """
 
-    __slots__ = ("_allowance", "_chances", "_config", "_pool", "_times")
+    __slots__ = ("_allowance", "_chances", "_config", "_left_alone", "_paying", "_pool", "_times")
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes, chances: DraftChances) -> None:
         self._config = config
@@ -78,6 +89,17 @@ class Guessing:
         self._times = times
         self._chances = chances
         self._allowance = _SAVED  # seconds for guesses that may not pay
+        self._paying = 1.0  # the share of recent steps in which guesses were worth their time
+        self._left_alone = 0  # newcomers since the last one that was followed
+
+    def choose_followed(self, builder: PlanBuilder) -> None:
+        """Choose which newcomers a predictor of the model's own follows: few where that has not paid lately."""
+        for at, admit in enumerate(builder.admits):
+            if self._paying >= _PAYS or self._left_alone >= _ANYWAY - 1:
+                self._left_alone = 0
+            else:
+                self._left_alone += 1
+                builder.admits[at] = replace(admit, followed=False)
 
     def add(self, builder: PlanBuilder, spare: int) -> None:
         """Order guesses of the draft model for rows, as far as blocks are left.
@@ -94,6 +116,7 @@ class Guessing:
             return
         drawing = [row.start for row in builder.rows if row.sample]
         counts = self._worth(found, drawing)
+        self._paying += (bool(counts) - self._paying) / _RECENT
         if counts:
             self._order(builder, found, counts, len(drawing), spare)
         else:

@@ -46,7 +46,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 16
+TRACE_VERSION = 17
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ Decides nothing: plans say which sequences it follows and how much it guesses. I
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ from penstock.kernels.backend import Backend
 from penstock.nn.causal_lm import CausalLM
 from penstock.sampling import RowViews
 
-__all__ = ["DraftModel"]
+__all__ = ["DraftModel", "last_places", "silently"]
 
 _REPORTED = ("logprobs", "logprobs_mode", "prompt_logprobs")
 """Parameters that only say what is reported of a token."""
@@ -47,7 +47,14 @@ class DraftModel:
         vocab_size: width of the large model's logits; guessed ids lie below it.
         backend: computes with it; the large model's, whose threads it shares.
         clock: says what it takes.
+
+    Attributes:
+        reads_hidden: whether `follow` reads what the large model computed.
     """
+
+    reads_hidden = False
+    _first = 0
+    """Tokens of each sequence that the tables lack."""
 
     def __init__(
         self,
@@ -72,14 +79,12 @@ class DraftModel:
         """Admit a sequence that will draw tokens. Those of its cached blocks that were followed are here too."""
         if admit.embedding is not None:
             return
-        size, spec = self.kv.block_size, admit.sampling
+        size = self.kv.block_size
         cached = list(admit.blocks[: admit.computed // size])
         lacking = np.flatnonzero(~self._whole[cached])
         blocks = int(lacking[0]) if len(lacking) else len(cached)
-        for name in _REPORTED:
-            spec = spec.without(name)
         computed = min(blocks * size, len(admit.tokens) - 1)
-        self._tables.admit(replace(admit, computed=computed, sampling=spec, thinking=None, grammar=None))
+        self._tables.admit(replace(silently(admit), computed=computed))
         self._noted[admit.slot] = blocks
         self._guesses[admit.slot] = ()
 
@@ -114,12 +119,18 @@ class DraftModel:
             self._tables, self._guesses, self._noted = kept
             self._whole[block] = whole
 
-    def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
+    def follow(
+        self,
+        rows: Sequence[Row],
+        results: Sequence[RowResult],
+        hidden: Mapping[int, Tensor],  # noqa: ARG002
+    ) -> tuple[tuple[RowResult, ...], GuessWork]:
         """Note what rows drew, catch up where ordered, and guess.
 
         Args:
             rows: all that were computed.
             results: what came of those that have something to say, in their order.
+            hidden: not read.
 
         Returns:
             The results, those of sampling rows with what was guessed, and how far this model is behind.
@@ -173,7 +184,7 @@ class DraftModel:
             hidden = self._forward(rows)
             passes, positions = passes + 1, positions + sum([row.count for row in rows])
             drawing = [at for at, row in enumerate(rows) if row.sample and wanted[row.slot]]
-            rows = self._draw([rows[at] for at in drawing], hidden, _last_places(rows, drawing)) if drawing else []
+            rows = self._draw([rows[at] for at in drawing], hidden, last_places(rows, drawing)) if drawing else []
             for row in rows:
                 wanted[row.slot] -= 1
             rows = [row for row in rows if wanted[row.slot]]
@@ -198,6 +209,7 @@ class DraftModel:
         """Choose the next token of each of `rows` from `hidden` at `places`. Returns the rows that have one."""
         slots = [row.slot for row in rows]
         samplings, positions = self._tables.next_draws(rows)
+        positions = [self._first + position for position in positions]
 
         def row_views(chosen: Sequence[int]) -> RowViews:
             return self._tables.views([slots[at] for at in chosen])
@@ -220,7 +232,15 @@ class DraftModel:
             self._noted[slot] = end
 
 
-def _last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
+def silently(admit: Admit) -> Admit:
+    """A sequence whose tokens are chosen in the same way, with nothing said about them and no grammar."""
+    spec = admit.sampling
+    for name in _REPORTED:
+        spec = spec.without(name)
+    return replace(admit, sampling=spec, thinking=None, grammar=None)
+
+
+def last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
     """Where the last positions of the `chosen` rows are in the batch of all `rows`."""
     ends = np.cumsum([row.count for row in rows])
     return [int(ends[at]) - 1 for at in chosen]

@@ -55,9 +55,15 @@ def paged_attend(
 
 
 class RowGuesser(Protocol):
-    """Guesses the next tokens of sequences within a step; see `exec.draft_model.DraftModel`."""
+    """Guesses the next tokens of sequences within a step; see `exec.draft_model` and `exec.predictor`.
+
+    Attributes:
+        kv: its own memory.
+        reads_hidden: whether it reads the hidden states that the step computed.
+    """
 
     kv: KVStore
+    reads_hidden: bool
 
     def admit(self, admit: Admit) -> None:
         """Take in a sequence."""
@@ -79,8 +85,14 @@ class RowGuesser(Protocol):
         """Inside the `with`, other sequences may be followed, which may use `block`."""
         ...
 
-    def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
-        """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took."""
+    def follow(
+        self, rows: Sequence[Row], results: Sequence[RowResult], hidden: Mapping[int, Tensor]
+    ) -> tuple[tuple[RowResult, ...], GuessWork]:
+        """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took.
+
+        `hidden` has by slot what was computed, `[positions of the row, H]`; of a row that waited, the last position
+        alone. It is empty for who does not read it.
+        """
         ...
 
 
@@ -158,9 +170,10 @@ class TorchRunner:
             restoring = self._clock.now() - began
         if rows:
             with torch.inference_mode(), going_first():
-                results += self._compute(rows)
+                computed, hidden = self._compute(rows)
+                results += computed
                 if self._drafter is not None:
-                    results, guessing = self._drafter.follow(rows, results)
+                    results, guessing = self._drafter.follow(rows, results, hidden)
         news = None if self._keeping is None else self._keeping.end()
         return StepResult(plan.step, results, self._clock.now() - began, restoring, news, guessing)
 
@@ -221,10 +234,13 @@ class TorchRunner:
             short.append(result)
         return tuple(row for row in rows if not row.stored), tuple(short)
 
-    def _compute(self, rows: Sequence[Row]) -> tuple[RowResult, ...]:
+    def _compute(self, rows: Sequence[Row]) -> tuple[tuple[RowResult, ...], dict[int, Tensor]]:
         """Compute `rows`; score and embed prompts as asked, draw the tokens of rows that sample.
 
         After a draw that waited nothing is recomputed, because recurrent state has moved on: its hidden state was kept.
+
+        Returns:
+            The results, and what the drafter reads of hidden states (`RowGuesser.follow`).
         """
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
@@ -234,6 +250,8 @@ class TorchRunner:
         prompts: dict[int, PromptScores] = {}
         vectors: dict[int, bytes | None] = {}
         draws_from = [self._held.pop(row.slot)[None] for row in waited]  # [., H] each
+        read = self._drafter is not None and self._drafter.reads_hidden
+        hidden_of = {row.slot: of for row, of in zip(waited, draws_from, strict=True)} if read else {}
         if fresh:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
@@ -241,6 +259,9 @@ class TorchRunner:
             hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
+            if read:
+                parts = hidden.split([row.count for row in fresh])
+                hidden_of |= {row.slot: part for row, part in zip(fresh, parts, strict=True)}
             if len(sampling) - len(waited) < hidden.shape[0]:
                 hidden = hidden[_sampled_places(fresh, batch.q_start)]
             draws_from.insert(0, hidden)
@@ -258,7 +279,7 @@ class TorchRunner:
                 self._slots.put_off_draw(slot)
             if self._foresees:
                 drawing.foresee(sampling)
-        return _results(rows, drawn, prompts, vectors)
+        return _results(rows, drawn, prompts, vectors), hidden_of
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
         """Slot to scores of the prompt tokens that its row predicts, for those `rows` that want them."""

@@ -2,9 +2,9 @@
 
 Three of four layers mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
 fourth by attention with a gated output. Norm weights are stored minus 1, except for the norm after the delta rule. A
-quarter of each head is rotated; `mrope_section`, for images, has no effect for text. The head that predicts a second
-token (`mtp`) is left out. Models with experts (`qwen3_5_moe_text`, `qwen3_next`) have the same layers except for the
-MLP, and use `build`.
+quarter of each head is rotated; `mrope_section`, for images, has no effect for text. A further layer (`mtp`) predicts
+a second token, for guesses if they are wanted. Models with experts (`qwen3_5_moe_text`, `qwen3_next`) have the
+same layers except for the MLP, and use `build`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.models.rope_config import without_image_axes
 from penstock.nn.blocks import Attention, Block, Projection, residual
 from penstock.nn.operations import (
     Attend,
+    Embed,
     Gate,
     Linear,
     NormHeads,
@@ -32,12 +33,13 @@ from penstock.nn.operations import (
     Regroup,
     Rotate,
 )
-from penstock.nn.program import Program
+from penstock.nn.program import OUT, Predictor, Program
 from penstock.nn.weight_loader import WeightLoader
 
 __all__ = ["BindMlp", "build", "load"]
 
 _ATTENTION, _DELTA = "full_attention", "linear_attention"
+_PREDICTOR = "mtp"
 _EVERY = "full_attention_interval"
 _INTERVAL = 4
 _MAX_TAPS, _MAX_HEADS, _MAX_HEAD_DIM = 16, 4096, 1024
@@ -137,7 +139,9 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     reader = without_image_axes(reader.with_defaults({"partial_rotary_factor": 0.25}))
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True, inner_size=inner_size)
     parts, shape = DecoderParts(config, weights), config.shape
-    weights.leave_out("mtp.")
+    predicts = _predicts(reader, weights)
+    if not predicts:
+        weights.leave_out(f"{_PREDICTOR}.")
     for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # set for GGUF files only
         weights.leave_out(f"model.layers.{layers + extra}.")
 
@@ -149,19 +153,63 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     def delta_net(name: str, number: int) -> GatedDeltaNet:
         return _bind_delta_net(weights, name, sizes, shape.hidden_size, config.eps, number)
 
+    def mixer(index: int, name: str) -> Block:
+        if index in attending:
+            return attention(f"{name}.self_attn", index)
+        return delta_net(f"{name}.linear_attn", sum(other not in attending for other in range(index)))
+
     def layer(index: int, name: str) -> Operations:
+        return residual_layer(name, mixer(index, name), index)
+
+    def residual_layer(name: str, mixer: Block, index: int) -> Operations:
         before, between = (
             parts.norm(f"{name}.{part}", plus_one=True) for part in ("input_layernorm", "post_attention_layernorm")
         )
-        if index in attending:
-            mixer = residual(parts.stream, attention(f"{name}.self_attn", index), before=before)
-        else:
-            number = sum(other not in attending for other in range(index))
-            mixer = residual(parts.stream, delta_net(f"{name}.linear_attn", number), before=before)
-        return (*mixer, *residual(parts.stream, bind_mlp(parts, index, f"{name}.mlp"), before=between))
+        mixed = residual(parts.stream, mixer, before=before)
+        return (*mixed, *residual(parts.stream, bind_mlp(parts, index, f"{name}.mlp"), before=between))
 
     states = sizes.states * (layers - len(attending))
-    return parts.program(layer, plus_one=True, cached=attending, states=states)
+    program = parts.program(layer, plus_one=True, cached=attending, states=states)
+    if not predicts:
+        return program
+    name = f"{_PREDICTOR}.layers.0"
+    own = residual_layer(name, attention(f"{name}.self_attn", attending[0]), layers)
+    return replace(program, predictor=_bind_predictor(parts, program, own))
+
+
+def _predicts(reader: ConfigReader, weights: WeightLoader) -> bool:
+    """Whether to load the part that predicts a second token: of one layer, as published, with the model's embedding."""
+    layers = reader.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, default=1)
+    own_table = reader.boolean("mtp_use_dedicated_embeddings", default=False)
+    return weights.predicts and weights.has(f"{_PREDICTOR}.fc.weight") and layers == 1 and not own_table
+
+
+def _bind_predictor(parts: DecoderParts, program: Program, layer: Operations) -> Predictor:
+    """The part that predicts a second token: `layer` on a projection of `[embedding | hidden state]`, each normed.
+
+    It shares embedding and head with the model. Tensor names and order are those of the published checkpoints.
+    """
+    width = program.shape.hidden_size
+    pair = Register("pair", 2 * width)
+    halves = pair.columns(0, width), pair.columns(width, width)
+    norms = [parts.norm(f"{_PREDICTOR}.pre_fc_norm_{of}", plus_one=True) for of in ("embedding", "hidden")]
+    joined = Projection.bind(parts.weights, f"{_PREDICTOR}.fc", width, 2 * width)
+    final = parts.norm(f"{_PREDICTOR}.norm", plus_one=True)
+    assert isinstance(program.embedding[0], Embed), "the stream begins as the embedding"
+    own = Program(
+        shape=program.shape,
+        embedding=(
+            *norms[0](halves[0], halves[0]),
+            *norms[1](halves[1], halves[1]),
+            Linear(parts.stream, pair, joined.weight),
+        ),
+        layers=(layer,),
+        final=final(parts.stream, Register(OUT, width)),
+        head=program.head,
+        caches=program.caches[:1],
+        given=(pair,),
+    )
+    return Predictor(program.embedding[0].table, own)
 
 
 def _bind_delta_net(

@@ -81,6 +81,16 @@ class CausalLM(Protocol):
         """
         ...
 
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """As `forward`, for a program whose stream is computed from a register that the caller fills.
+
+        Args:
+            given: `[T, width]` float32, contiguous; overwritten.
+            positions: as for `forward`.
+            attend: as for `forward`.
+        """
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits of the next token, `[S, H]` to `[S, V]` float32, for the rows that need them."""
         ...

@@ -131,6 +131,12 @@ class CompiledExecutor:
         stream, *inputs = self._looked_up(token_ids, positions)
         return self.compute_layers(stream, positions, attend, inputs)
 
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward_given`; raises as `forward` does."""
+        assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
+        stream = torch.empty(len(given), self.program.shape.hidden_size)
+        return self.compute_layers(stream, positions, attend, [given])
+
     def compute_layers(
         self, stream: Tensor, positions: Tensor, attend: PagedAttend, inputs: Sequence[Tensor] = ()
     ) -> Tensor:

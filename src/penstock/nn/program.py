@@ -13,7 +13,7 @@ from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
 from penstock.nn.operations import Attend, Embed, Operation, Operations, Register
 
-__all__ = ["OUT", "STREAM", "Head", "Program"]
+__all__ = ["OUT", "STREAM", "Head", "Predictor", "Program"]
 
 STREAM = "stream"
 """The register of hidden states, to which layers add."""
@@ -48,6 +48,8 @@ class Program:
         final: operations that turn the stream into `OUT`.
         caches: specs of the KV caches, indexed as operations name them; layers may share one.
         states: specs of the recurrent states, indexed as operations name them.
+        given: registers besides the stream that the caller fills, and that operations may overwrite.
+        predictor: predicts a second token, if the checkpoint can and it is wanted.
     """
 
     shape: ModelShape
@@ -57,6 +59,8 @@ class Program:
     head: Head
     caches: tuple[KvCacheSpec, ...]
     states: tuple[StateSpec, ...] = ()
+    given: tuple[Register, ...] = ()
+    predictor: Predictor | None = None
 
     @property
     def stream(self) -> Register:
@@ -78,9 +82,9 @@ class Program:
 
     @property
     def inputs(self) -> tuple[Register, ...]:
-        """The registers besides the stream that are looked up by token ids or positions, in order."""
+        """The registers besides the stream that are looked up by token ids or positions, or given, in order."""
         looked_up = [each.out for each in self.embedding if isinstance(each, Embed)]
-        return tuple(dict.fromkeys(each for each in looked_up if each.name != STREAM))
+        return (*dict.fromkeys(each for each in looked_up if each.name != STREAM), *self.given)
 
     def operations(self) -> Iterator[Operation]:
         """All operations in execution order."""
@@ -98,3 +102,19 @@ class Program:
         scale = "" if self.head.scale == 1.0 else f", scale {self.head.scale:g}"
         cap = "" if self.head.softcap is None else f", softcap {self.head.softcap:g}"
         return "\n".join([*lines, f"logits   <- head({OUT}{scale}{cap})"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predictor:
+    """Predicts the token after the next: multi-token prediction, as DeepSeek-V3 describes it (2024, section 2.2).
+
+    At position `p` it is given what the model computed there, and the token at `p + 1`; its logits are of the token at
+    `p + 2`. It has a KV cache of its own, one entry a position.
+
+    Attributes:
+        table: `[V, H]`, the embedding of the token at `p + 1`.
+        program: its given register is `[embedding | hidden state]` of a position, `2 * H` wide.
+    """
+
+    table: Weight
+    program: Program

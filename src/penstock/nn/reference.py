@@ -62,7 +62,15 @@ class ReferenceExecutor:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype)
+        return self._walk({}, token_ids, positions, attend)
+
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward_given`."""
+        register = self.program.given[0]
+        return self._walk({register.name: given.to(self.dtype)}, positions, positions, attend)
+
+    def _walk(self, given: dict[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype, given)
         with letting_others():
             for operation in self.program.operations():
                 walk.compute(operation)
@@ -84,13 +92,14 @@ class _Walk:
         positions: Tensor,
         attend: Attend,
         dtype: torch.dtype,
+        given: dict[str, Tensor],
     ) -> None:
         self._program = program
         self._backend = backend
         self._token_ids, self._positions = token_ids, positions
         self._attend = attend
         self._dtype = dtype
-        self._registers: dict[str, Tensor] = {}
+        self._registers = given
 
     def compute(self, operation: Operation) -> None:
         backend = self._backend

@@ -31,6 +31,11 @@ class WeightLoader(Protocol):
         """Device of every tensor."""
         ...
 
+    @property
+    def predicts(self) -> bool:
+        """Whether a part of the checkpoint that predicts a second token is wanted (`Program.predictor`)."""
+        ...
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `name`, which must have `shape`, in `dtype` or else the loader's dtype; owned by the caller."""
         ...
@@ -134,6 +139,11 @@ class PartLoader:
     def device(self) -> torch.device:
         """See `WeightLoader.device`."""
         return self._weights.device
+
+    @property
+    def predicts(self) -> bool:
+        """See `WeightLoader.predicts`."""
+        return self._weights.predicts
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """See `WeightLoader.take`."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
-from penstock.draft_loading import find_draft_model, load_draft_model
+from penstock.draft_loading import find_draft_model, load_draft_model, own_predictor
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.model_text import grammars_of
 from penstock.text import open_text
@@ -131,7 +131,9 @@ def open_target(
     """
     text = open_text(loaded.files.text)
     files = find_draft_model(served, cache_dir)
-    draft = None if files is None else load_draft_model(served, files, text, loaded, announce)
+    draft = (
+        own_predictor(loaded, announce) if files is None else load_draft_model(served, files, text, loaded, announce)
+    )
     grammars = grammars_of(text, loaded.shape.vocab_size)
     try:
         yield Target.of(loaded, served.threads, text, grammars, draft)

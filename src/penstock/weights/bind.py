@@ -48,6 +48,7 @@ class Binder:
         progress: called with the number of elements of each tensor read (`tqdm.update` fits).
         weight_format: format of projections and embeddings.
         cpu: kernels whose threads pack weights; None to pack on the calling thread.
+        predicts: see `WeightLoader.predicts`.
 
     Attributes:
         bytes: memory of all tensors taken so far.
@@ -67,8 +68,11 @@ class Binder:
         progress: Callable[[int], object] = _unseen,
         weight_format: WeightFormat = WeightFormat.DENSE,
         cpu: Cpu | None = None,
+        *,
+        predicts: bool = False,
     ) -> None:
         self._source = RowParts(source)
+        self.predicts = predicts
         self.dtype = dtype
         self.device = torch.device(device)
         self.bytes = 0

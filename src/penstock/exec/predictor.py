@@ -1,0 +1,157 @@
+"""A model's own prediction of a second token, as the drafter: one further layer that reads what the model computed.
+
+It has a KV store of its own and the model's block tables, as a draft model has. But what it reads cannot be computed
+again: the model's hidden states pass by once, step by step. So it follows a sequence from the first position or not at
+all: it computes, in each step, every position that the step computed and whose next token is known by now. A sequence
+whose prompt was cached without it, or read from files, has no guesses.
+
+Position `p` holds the token at `p + 1`, beside the hidden state at `p`. A guess behind the first has the predictor's
+own output for a hidden state, which is less right with every further token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.contract.plan import Admit, GuessWork, Row, RowResult
+from penstock.contract.ports import Clock
+from penstock.exec.draft_model import DraftModel, last_places, silently
+from penstock.exec.kv_store import KVStore
+from penstock.exec.runner import paged_attend
+from penstock.kernels.backend import Backend
+from penstock.kernels.linear import Weight
+from penstock.nn.causal_lm import CausalLM
+
+__all__ = ["PredictingDrafter"]
+
+
+class PredictingDrafter(DraftModel):
+    """Owned by a runner; see `DraftModel`, whose tables it keeps without the first token of each sequence.
+
+    Args:
+        model: the program that predicts; see `nn.program.Predictor`.
+        table: `[V, H]`, the embedding of tokens.
+        kv: its own, with as many blocks as the model's, and as large ones.
+        max_num_seqs: slots.
+        max_model_len: most tokens of a sequence.
+        vocab_size: width of the model's logits.
+        backend: computes with it; the model's.
+        clock: says what it takes.
+    """
+
+    reads_hidden = True
+    _first = 1
+
+    def __init__(
+        self,
+        model: CausalLM,
+        table: Weight,
+        kv: KVStore,
+        max_num_seqs: int,
+        max_model_len: int,
+        vocab_size: int,
+        backend: Backend,
+        clock: Clock,
+    ) -> None:
+        super().__init__(model, kv, max_num_seqs, max_model_len, vocab_size, backend, clock)
+        self._table = table
+
+    def admit(self, admit: Admit) -> None:
+        """Follow a sequence, if it was followed wherever it is computed already."""
+        size = self.kv.block_size
+        cached, fresh = admit.blocks[: admit.computed // size], admit.blocks[admit.computed // size :]
+        self._whole[list(fresh)] = False
+        known = admit.computed % size == 0 and bool(self._whole[list(cached)].all())
+        if admit.embedding is not None or len(admit.tokens) < 2 or not (admit.followed and known):
+            return
+        prompt = admit.prompt_tokens if admit.prompt_tokens < 0 else admit.prompt_tokens - 1
+        shifted = replace(silently(admit), tokens=admit.tokens[1:], prompt_tokens=prompt, computed=0)
+        self._tables.admit(shifted)
+        self._tables.fall_back(admit.slot, admit.computed)  # which may be all that is known of the next tokens
+        self._noted[admit.slot] = len(cached)
+        self._guesses[admit.slot] = ()
+
+    def advance(self, row: Row) -> None:
+        """The model computes `row`: what was in its new blocks is no longer valid, for whoever follows or not."""
+        self._whole[list(row.new_blocks)] = False
+        if row.slot in self._guesses:
+            self._tables.extend(row.slot, row.new_blocks)
+
+    def follow(
+        self, rows: Sequence[Row], results: Sequence[RowResult], hidden: Mapping[int, Tensor]
+    ) -> tuple[tuple[RowResult, ...], GuessWork]:
+        """Compute the positions of `rows` that are final, and guess where ordered. See `DraftModel.follow`.
+
+        Args:
+            rows: all that were computed, or read from the store.
+            results: what came of those that have something to say, in their order.
+            hidden: by slot `[positions of the row, H]`; of a row that waited, its last position alone.
+        """
+        began = self._clock.now()
+        said = {result.slot: result for result in results}
+        computed = [own for row in rows if (own := self._final(row, said.get(row.slot), hidden)) is not None]
+        orders = {row.slot: row for row in rows if row.guesses and not _failed(said.get(row.slot))}
+        passes, positions = self._pass_through(computed, hidden, orders) if computed else (0, 0)
+        told = tuple(self._said(result) if result.slot in self._guesses else result for result in results)
+        return told, GuessWork(self._clock.now() - began, passes, positions)
+
+    def _final(self, row: Row, result: RowResult | None, hidden: Mapping[int, Tensor]) -> Row | None:
+        """The positions of `row` whose next token is known; None for none. A sequence with a gap is forgotten."""
+        slot, tables = row.slot, self._tables
+        if slot not in self._guesses:
+            return None
+        self._guesses[slot] = ()
+        if tables.computed(slot) != row.start or slot not in hidden:
+            self.release(slot)
+            return None
+        drawn = () if result is None or not row.sample else result.tokens
+        for token in drawn:
+            tables.append(slot, token.id)
+        count = min(row.start + row.count, tables.num_tokens(slot)) - row.start
+        return Row(slot, row.start, count, (), sample=row.start + count == tables.num_tokens(slot)) if count else None
+
+    def _pass_through(
+        self, rows: list[Row], hidden: Mapping[int, Tensor], orders: Mapping[int, Row]
+    ) -> tuple[int, int]:
+        """Compute `rows`, and guess for `orders`. Returns the passes it took and their positions."""
+        given = torch.cat([hidden[row.slot][: row.count] for row in rows])
+        known = {row.slot: self._tables.num_tokens(row.slot) for row in rows}
+        wanted = {slot: row.guesses for slot, row in orders.items()}
+        passes = positions = 0
+        while rows:
+            for row in rows:
+                self._tables.advance(row)
+            out = self._predict(rows, given)
+            passes, positions = passes + 1, positions + len(given)
+            drawing = [at for at, row in enumerate(rows) if row.sample and wanted.get(row.slot)]
+            places = last_places(rows, drawing)
+            before = [rows[at].slot for at in drawing]
+            rows = self._draw([rows[at] for at in drawing], out, places) if drawing else []
+            for row in rows:
+                wanted[row.slot] -= 1
+            rows = [row for row in rows if wanted[row.slot]]
+            if rows:
+                given = out[[places[before.index(row.slot)] for row in rows]]
+        for slot, count in known.items():
+            self._tables.take_back(slot, count)
+            self._tables.fall_back(slot, min(self._tables.computed(slot), count))
+            self._note_whole(slot)
+        return passes, positions
+
+    def _predict(self, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+        """One pass: `hidden` `[T, H]` of the positions of `rows`, row after row, to the predictor's `[T, H]`."""
+        batch = self._tables.batch(rows, self.kv.device)
+        attend = paged_attend(self.kv, batch, self._backend)
+        width = hidden.shape[1]
+        pair = hidden.new_empty((len(hidden), 2 * width), dtype=torch.float32)
+        pair[:, :width] = self._backend.embedding(batch.token_ids, self._table, torch.float32)
+        pair[:, width:] = hidden
+        return self._model.forward_given(pair, batch.positions, attend)
+
+
+def _failed(result: RowResult | None) -> bool:
+    return result is None or bool(result.failure) or result.waits
