@@ -162,6 +162,9 @@ async def test_an_engine_that_has_done_its_work_rests_once_however_often_it_is_a
         rested.set()
 
     with Running(on_rest=rest) as running:
+        scheduler, checked = running.harness.engine.scheduler, []
+        check = scheduler.check
+        monkeypatch.setattr(type(scheduler), "check", lambda _: checked.append(len(rests)) or check())
         await asyncio.wait_for(running.client.heartbeat(), 5)
         assert rests == [], "nothing was done yet"
         for number in range(2):
@@ -172,3 +175,4 @@ async def test_an_engine_that_has_done_its_work_rests_once_however_often_it_is_a
                 running.harness.clock.advance(0.01)
             await asyncio.wait_for(running.client.heartbeat(), 5)
         assert rests == ["penstock-engine"] * 2
+        assert checked == [0, 1], "once before each rest, and not when the work is done: the next request may come"

@@ -249,7 +249,6 @@ class EngineLoop:
         """Handle all messages; without work, wait for one."""
         if not self._engine.has_work:
             self._show_queue()
-            self._engine.scheduler.check()  # idle anyway: the cheapest moment to find a leak
             self._show()
             self._receive(self._await_message())
         while not self._inbox.empty():
@@ -262,6 +261,7 @@ class EngineLoop:
             with suppress(queue.Empty):
                 return self._inbox.get(timeout=max(0.0, self._rest_at - self._clock.now()))
             self._rest_at = math.inf
+            self._engine.scheduler.check()  # for leaks; it reads every block, so not when the next request may come
             self._on_rest()
         return self._inbox.get()
 
