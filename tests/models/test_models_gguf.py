@@ -15,8 +15,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
-from tiny_checkpoints import cases, reference_logits, write_checkpoint
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import add_predictor, cases, reference_logits, write_checkpoint
 
 from penstock.contract.errors import ModelFileError
 from penstock.kernels.torch_backend import TorchBackend
@@ -24,6 +24,7 @@ from penstock.models import gguf_dialect, load
 from penstock.nn.dense import DenseAttention
 from penstock.nn.reference import ReferenceExecutor
 from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
 from penstock.weights.gguf_file import open_gguf
 
 LENGTH = 80
@@ -598,6 +599,47 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
     binder = Binder(source, torch.float32, "cpu", str(path))
     program = load(source.config, binder, str(path))
     assert (program.shape.num_layers, binder.left_out) == (3, {"model.layers.3.": 5})
+
+
+def test_the_block_that_predicts_a_second_token_is_that_of_the_directory(tmp_path):
+    """Norms are stored plus 1 as all others of such a file are; the rest is as it was, under other names."""
+    directory = write_checkpoint(tmp_path, "qwen3_5_text", "all_to_one_one_key_head")
+    add_predictor(directory)
+    tensors, own = load_file(directory / "model.safetensors"), {}
+    names = {
+        "mtp.fc": "nextn.eh_proj",
+        "mtp.norm": "nextn.shared_head_norm",
+        "mtp.pre_fc_norm_embedding": "nextn.enorm",
+        "mtp.pre_fc_norm_hidden": "nextn.hnorm",
+        "mtp.layers.0.input_layernorm": "attn_norm",
+        "mtp.layers.0.post_attention_layernorm": "post_attention_norm",
+        **{f"mtp.layers.0.self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+        **{f"mtp.layers.0.self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
+        "mtp.layers.0.self_attn.o_proj": "attn_output",
+        **{f"mtp.layers.0.mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    }
+    for name, stored in names.items():
+        tensor = tensors.pop(f"{name}.weight")
+        own[f"blk.3.{stored}.weight"] = tensor + 1.0 if stored.endswith("norm") else tensor
+    assert not any(name.startswith("mtp.") for name in tensors)
+    path = tmp_path / "whole"
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text((directory / "config.json").read_text())
+    source = open_gguf(write_gguf(tmp_path / "tiny.gguf", path, own), gguf_dialect)
+    binder = Binder(source, torch.float32, "cpu", str(path), predicts=True)
+    of_file = load(source.config, binder, str(path)).predictor
+    files = open_model(directory, gguf_dialect)
+    of_directory = load(files.config, Binder(files.source, torch.float32, "cpu", "", predicts=True), "").predictor
+    assert binder.left_out == {}
+    pair = torch.randn(9, 2 * of_file.program.shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    outs = [
+        ReferenceExecutor(each.program, torch.float32, TorchBackend()).forward_given(
+            pair.clone(), torch.arange(9), DenseAttention()
+        )
+        for each in (of_file, of_directory)
+    ]
+    torch.testing.assert_close(*outs, atol=1e-5, rtol=0)
 
 
 def header_only(path: Path, family: str, **keys: Any) -> Path:

@@ -67,7 +67,7 @@ def hybrid_settings(keys: GgufKeys, *, tiled: bool = True, inner_size: int = 0) 
 
 
 def _gguf_predicting(keys: GgufKeys) -> int:
-    """Number of the file's last blocks, which predict further tokens and are not computed."""
+    """Number of the file's last blocks, which predict further tokens."""
     return keys.sizes("nextn_predict_layers", 1)[0] if keys.has("nextn_predict_layers") else 0
 
 
@@ -128,6 +128,7 @@ def tiled_conversions(config: Mapping[str, Any]) -> list[Conversion]:
 
 
 _LAYER, _MIXER = "model.layers.{layer}", "model.layers.{layer}.linear_attn"
+_NEXTN_NORMS = ("nextn.e", "nextn.h", "nextn.shared_head_")
 _NEXTN = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head_head", "shared_head_norm")
 
 GGUF = GgufDialect(
@@ -152,7 +153,7 @@ GGUF = GgufDialect(
         "output_norm.weight": Arrangement.MINUS_ONE,
         **{
             f"blk.{{layer}}.{part}norm.weight": Arrangement.MINUS_ONE
-            for part in ("attn_", "post_attention_", "attn_q_", "attn_k_")
+            for part in ("attn_", "post_attention_", "attn_q_", "attn_k_", *_NEXTN_NORMS)
         },
         "blk.{layer}.ssm_conv1d.weight": Arrangement.FILTERS,
         "blk.{layer}.ssm_a": Arrangement.DECAY,

@@ -39,7 +39,6 @@ from penstock.nn.weight_loader import WeightLoader
 __all__ = ["BindMlp", "build", "load"]
 
 _ATTENTION, _DELTA = "full_attention", "linear_attention"
-_PREDICTOR = "mtp"
 _EVERY = "full_attention_interval"
 _INTERVAL = 4
 _MAX_TAPS, _MAX_HEADS, _MAX_HEAD_DIM = 16, 4096, 1024
@@ -139,11 +138,7 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
     reader = without_image_axes(reader.with_defaults({"partial_rotary_factor": 0.25}))
     config = read_decoder(reader, head_dim=256, windows=(None,) * layers, partial_rotary=True, inner_size=inner_size)
     parts, shape = DecoderParts(config, weights), config.shape
-    predicts = _predicts(reader, weights)
-    if not predicts:
-        weights.leave_out(f"{_PREDICTOR}.")
-    for extra in range(reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)):  # set for GGUF files only
-        weights.leave_out(f"model.layers.{layers + extra}.")
+    predictor = _find_predictor(reader, weights, layers)
 
     def attention(name: str, layer: int) -> GatedAttention:
         norms = [parts.norm(f"{name}.{part}_norm", shape.head_dim, plus_one=True) for part in ("q", "k")]
@@ -170,21 +165,63 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
 
     states = sizes.states * (layers - len(attending))
     program = parts.program(layer, plus_one=True, cached=attending, states=states)
-    if not predicts:
+    if predictor is None:
         return program
-    name = f"{_PREDICTOR}.layers.0"
+    name = predictor.layer
     own = residual_layer(name, attention(f"{name}.self_attn", attending[0]), layers)
-    return replace(program, predictor=_bind_predictor(parts, program, own))
+    return replace(program, predictor=_bind_predictor(parts, predictor, program, own))
 
 
-def _predicts(reader: ConfigReader, weights: WeightLoader) -> bool:
-    """Whether to load the part that predicts a second token: of one layer, as published, with the model's embedding."""
-    layers = reader.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, default=1)
+@dataclass(frozen=True, slots=True)
+class _PredictorNames:
+    """Prefixes of the tensors of a part that predicts a second token."""
+
+    layer: str
+    joined: str
+    embedding_norm: str
+    hidden_norm: str
+    final_norm: str
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Tensors of which every such part has one each."""
+        between = f"{self.layer}.post_attention_layernorm"
+        parts = (self.joined, self.embedding_norm, self.hidden_norm, self.final_norm, between)
+        return tuple(f"{each}.weight" for each in parts)
+
+
+_PUBLISHED = _PredictorNames(
+    "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
+)
+
+
+def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) -> _PredictorNames | None:
+    """The part that predicts a second token, if it is wanted; the tensors of all others are left out.
+
+    It has one layer and the model's own embedding and head. In a GGUF file it is the block after the last layer.
+    """
+    block = f"model.layers.{layers}"
+    own = [f"{block}.nextn.{each}.weight" for each in ("embed_tokens", "shared_head_head")]
+    in_file = [f"{block}.nextn.{each}" for each in ("eh_proj", "enorm", "hnorm", "shared_head_norm")]
+    blocks = reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)  # set for GGUF files only
+    published = reader.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, default=1)
     own_table = reader.boolean("mtp_use_dedicated_embeddings", default=False)
-    return weights.predicts and weights.has(f"{_PREDICTOR}.fc.weight") and layers == 1 and not own_table
+    found: _PredictorNames | None = None
+    if published == 1 and not own_table and weights.has(f"{_PUBLISHED.joined}.weight"):
+        found = _PUBLISHED
+    elif blocks == 1 and not any(weights.has(each) for each in own):
+        of_file = _PredictorNames(block, *in_file)
+        found = of_file if all(weights.has(each) for each in of_file.needed) else None
+    found = found if weights.predicts else None
+    if found is not _PUBLISHED:
+        weights.leave_out("mtp.")
+    if found in {None, _PUBLISHED}:
+        for extra in range(blocks):
+            weights.leave_out(f"model.layers.{layers + extra}.")
+    return found
 
 
-def _bind_predictor(parts: DecoderParts, program: Program, layer: Operations) -> Predictor:
+def _bind_predictor(parts: DecoderParts, names: _PredictorNames, program: Program, layer: Operations) -> Predictor:
     """The part that predicts a second token: `layer` on a projection of `[embedding | hidden state]`, each normed.
 
     It shares embedding and head with the model. Tensor names and order are those of the published checkpoints.
@@ -192,9 +229,9 @@ def _bind_predictor(parts: DecoderParts, program: Program, layer: Operations) ->
     width = program.shape.hidden_size
     pair = Register("pair", 2 * width)
     halves = pair.columns(0, width), pair.columns(width, width)
-    norms = [parts.norm(f"{_PREDICTOR}.pre_fc_norm_{of}", plus_one=True) for of in ("embedding", "hidden")]
-    joined = Projection.bind(parts.weights, f"{_PREDICTOR}.fc", width, 2 * width)
-    final = parts.norm(f"{_PREDICTOR}.norm", plus_one=True)
+    norms = [parts.norm(each, plus_one=True) for each in (names.embedding_norm, names.hidden_norm)]
+    joined = Projection.bind(parts.weights, names.joined, width, 2 * width)
+    final = parts.norm(names.final_norm, plus_one=True)
     assert isinstance(program.embedding[0], Embed), "the stream begins as the embedding"
     own = Program(
         shape=program.shape,

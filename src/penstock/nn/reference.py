@@ -66,8 +66,8 @@ class ReferenceExecutor:
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward_given`."""
-        register = self.program.given[0]
-        return self._walk({register.name: given.to(self.dtype)}, positions, positions, attend)
+        nothing = positions[:0]  # no operation looks tokens up
+        return self._walk({self.program.given[0].name: given.to(self.dtype)}, nothing, positions, attend)
 
     def _walk(self, given: dict[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype, given)
