@@ -20,7 +20,7 @@ from tqdm import tqdm
 from penstock import models
 from penstock.contract.clock import SystemClock
 from penstock.contract.config import EngineConfig
-from penstock.contract.model import ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.contract.scheduler_config import most_blocks
 from penstock.exec.block_keeping import BlockKeeping
@@ -227,14 +227,20 @@ class PlannedModel:
             config: gives the size of steps, and that of the KV cache if the operator chose one.
             tokens: how many tokens the KV cache must hold, instead of what `config` says.
         """
-        block = block_bytes(self.program.caches, config.block_size, self.choices.kv_dtype)
+        block = block_bytes(self._caches, config.block_size, self.choices.kv_dtype)
         blocks = -(-tokens // config.block_size) if tokens else self._least_blocks(config, block)
         step = step_bytes(self.program, self.choices.dtype, config.max_num_batched_tokens, config.max_num_seqs)
-        pages = 2 * len(self.program.caches) * LARGE_PAGE
+        pages = 2 * len(self._caches) * LARGE_PAGE
         shape, window = self.program.shape, self.program.window
         held = blocks * config.block_size if window is None else shape.max_positions  # with a window, blocks are freed
         angles = table_bytes(self.program, config.max_model_len or held)
         return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages, angles)
+
+    @property
+    def _caches(self) -> tuple[KvCacheSpec, ...]:
+        """All that a block of the KV cache holds."""
+        own = self.program.predictor
+        return self.program.caches if own is None else (*self.program.caches, *own.program.caches)
 
     def _least_blocks(self, config: EngineConfig, block: int) -> int:
         if config.kv_cache_memory:

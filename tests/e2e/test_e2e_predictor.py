@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -168,3 +169,23 @@ def test_a_draft_model_takes_its_place(model, tmp_path):
     with LLM(str(model), draft_model=str(small), **OPTIONS) as llm:
         assert any("mtp." in line for line in llm.report)
         llm.generate([{"prompt_token_ids": PROMPTS[0]}], ASKED[0], use_tqdm=False)
+
+
+def test_show_has_it_and_counts_its_memory(model, tmp_path):
+    from click.testing import CliRunner
+
+    from penstock.cli.show import command
+
+    def shown(folder: Path) -> tuple[str, float]:
+        done = CliRunner().invoke(command, [str(folder), "--program"])
+        assert done.exit_code == 0, done.output
+        return done.output, float(re.search(r"KV cache ([\d.]+) MiB", done.output)[1])
+
+    write_checkpoint(tmp_path, "qwen3_5_text", VARIANTS["qwen3_5_text"][0], vocab_size=BYTE_VOCABULARY)
+    write_byte_tokenizer(tmp_path)
+    (with_it, more), (without, less) = shown(model), shown(tmp_path)
+    assert "predictor        a layer of its own predicts a second token" in with_it
+    assert "(pair[0:48]" in with_it
+    assert "predictor" not in without
+    caches = without.count("attend(")
+    assert more == pytest.approx(less * (caches + 1) / caches), "as much again as each of the model's caches"

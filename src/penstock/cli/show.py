@@ -59,6 +59,8 @@ def command(context: click.Context, /, with_program: bool, with_rates: bool, **_
             click.echo(line)
     if with_program:
         click.echo(f"\n{planned.program}")
+        if planned.program.predictor is not None:
+            click.echo(f"\npredictor\n{planned.program.predictor.program}")
 
 
 def _what_it_is(files: ModelFiles, program: Program) -> Iterator[str]:
@@ -70,6 +72,8 @@ def _what_it_is(files: ModelFiles, program: Program) -> Iterator[str]:
         f" {shape.head_dim}, {shape.num_kv_heads} of keys, vocabulary {shape.vocab_size}, context {shape.max_positions}"
     )
     yield f"windows          {', '.join(map(str, windows)) or 'none'}"
+    if program.predictor is not None:
+        yield "predictor        a layer of its own predicts a second token, for guesses"
     if files.stored:
         yield f"stored as        {_kinds(files)}"
 
