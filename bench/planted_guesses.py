@@ -26,6 +26,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from torch import Tensor
+
 from make_random_checkpoint import configure, write_checkpoint
 from penstock.bench.machine import load_average, provenance
 from penstock.contract.config import EngineConfig
@@ -63,6 +65,8 @@ class PlantedGuesses:
         vocab_size: wrong ones lie below it.
     """
 
+    reads_hidden = False
+
     def __init__(
         self, model: DraftModel, answers: Mapping[tuple[int, ...], Sequence[int]], right: float, vocab_size: int
     ) -> None:
@@ -91,9 +95,11 @@ class PlantedGuesses:
         """See `RowGuesser`."""
         return self._model.borrowed(block)
 
-    def follow(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[tuple[RowResult, ...], GuessWork]:
+    def follow(
+        self, rows: Sequence[Row], results: Sequence[RowResult], hidden: Mapping[int, Tensor]
+    ) -> tuple[tuple[RowResult, ...], GuessWork]:
         """See `RowGuesser`."""
-        said, work = self._model.follow(rows, results)
+        said, work = self._model.follow(rows, results, hidden)
         return tuple(self._planted(result) for result in said), work
 
     def _planted(self, result: RowResult) -> RowResult:

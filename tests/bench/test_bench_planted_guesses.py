@@ -20,7 +20,7 @@ class Wrong:
     def admit(self, admit):
         self.admitted = admit
 
-    def follow(self, rows, results):
+    def follow(self, rows, results, hidden):
         return tuple(result._replace(guess=(99, 99, 99), lag=0) for result in results), GuessWork(0.5, 3, 4)
 
 
@@ -40,7 +40,7 @@ def test_guesses_are_right_as_often_as_planted_and_at_the_same_places_again(righ
         planted.admit(Admit(0, "a", (*prompt, *answer[:4]), (), 0, GREEDY, 0, prompt_tokens=3))
         hits = []
         for drawn in range(4, 2000):
-            (result,), work = planted.follow((), (RowResult(0, (SampledToken(answer[drawn]),)),))
+            (result,), work = planted.follow((), (RowResult(0, (SampledToken(answer[drawn]),)),), {})
             hits.append([token == answer[drawn + 1 + at] for at, token in enumerate(result.guess)])
         found.append(hits)
     assert found[0] == found[1]
@@ -52,7 +52,7 @@ def test_guesses_are_right_as_often_as_planted_and_at_the_same_places_again(righ
 def test_no_more_is_guessed_than_the_answer_has():
     planted = planted_guesses.PlantedGuesses(Wrong(), {(1,): [5, 6]}, 1.0, 100)
     planted.admit(Admit(0, "a", (1,), (), 0, GREEDY, 0, prompt_tokens=1))
-    (result,), _ = planted.follow((), (RowResult(0, (SampledToken(5),)),))
+    (result,), _ = planted.follow((), (RowResult(0, (SampledToken(5),)),), {})
     assert result.guess == (6,)
 
 
