@@ -67,6 +67,7 @@ class NoTensors:
     """A binder that is not to be reached."""
 
     device = torch.device("cpu")
+    predicts = False
 
     def has(self, name):
         return False

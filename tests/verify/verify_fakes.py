@@ -144,7 +144,7 @@ def _attend(q, keys, values, scale, parts):
 def loaded(model: RowLM, *, split_at_chunk: bool = False) -> LoadedModel:
     files = SimpleNamespace(digest=b"a toy", path="toy", text=None)
     caches = (KvCacheSpec(SHAPE.num_kv_heads, SHAPE.head_dim),) * SHAPE.num_layers
-    program = SimpleNamespace(caches=caches, window=None, states=(), looks_ahead=False)
+    program = SimpleNamespace(caches=caches, window=None, states=(), looks_ahead=False, predictor=None)
     backend = RowBackend(split_at_chunk=split_at_chunk)
     config = EngineConfig(model="toy")
     return LoadedModel(files, program, model, backend, torch.float32, torch.float32, weight_bytes=0, config=config)
