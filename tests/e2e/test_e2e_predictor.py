@@ -36,13 +36,22 @@ def all_guesses_are_computed(monkeypatch):
     monkeypatch.setattr(app, "SchedulerConfig", partial(SchedulerConfig, weigh_drafts=False))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
+def plain(folder: Path) -> Path:
+    """A tiny model without a predictor."""
     write_checkpoint(folder, "qwen3_5_text", VARIANTS["qwen3_5_text"][0], vocab_size=BYTE_VOCABULARY)
     write_byte_tokenizer(folder)
-    add_predictor(folder)
     return folder
+
+
+def predicting(folder: Path) -> Path:
+    """The same model with one."""
+    add_predictor(plain(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return predicting(tmp_path_factory.mktemp("model"))
 
 
 def guessed(llm: LLM) -> tuple[int, int]:
@@ -124,10 +133,7 @@ def test_guesses_are_what_the_predictor_predicts_behind_all_tokens(model, sizes,
 @pytest.fixture(scope="module")
 def certain(tmp_path_factory) -> Path:
     """A model whose next token follows from the last one alone, and whose predictor knows the rule."""
-    folder = tmp_path_factory.mktemp("certain")
-    write_checkpoint(folder, "qwen3_5_text", VARIANTS["qwen3_5_text"][0], vocab_size=BYTE_VOCABULARY)
-    write_byte_tokenizer(folder)
-    add_predictor(folder)
+    folder = predicting(tmp_path_factory.mktemp("certain"))
     tensors = load_file(folder / "model.safetensors")
     for name, each in tensors.items():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
@@ -152,14 +158,14 @@ def test_a_predictor_that_knows_the_rule_is_right_and_saves_steps(certain, param
     params = SamplingParams(**params, max_tokens=40, ignore_eos=True)
     options = {**OPTIONS, **EXACT, "prefix_caching": False}
     with LLM(str(certain), speculate=False, **options) as llm:
-        want, plain = rounds(llm, params), llm.scheduler.stats.steps
+        want, steps = rounds(llm, params), llm.scheduler.stats.steps
     with LLM(str(certain), **options) as llm:
         llm._engine._drafter = None  # the predictor alone
         assert rounds(llm, params) == want
         drafted, right = guessed(llm)
         assert drafted > 50
         assert least * drafted <= right <= drafted
-        assert llm.scheduler.stats.steps < 0.7 * plain
+        assert llm.scheduler.stats.steps < 0.7 * steps
 
 
 def test_a_draft_model_takes_its_place(model, tmp_path):
@@ -181,8 +187,7 @@ def test_show_has_it_and_counts_its_memory(model, tmp_path):
         assert done.exit_code == 0, done.output
         return done.output, float(re.search(r"KV cache ([\d.]+) MiB", done.output)[1])
 
-    write_checkpoint(tmp_path, "qwen3_5_text", VARIANTS["qwen3_5_text"][0], vocab_size=BYTE_VOCABULARY)
-    write_byte_tokenizer(tmp_path)
+    plain(tmp_path)
     (with_it, more), (without, less) = shown(model), shown(tmp_path)
     assert "predictor        a layer of its own predicts a second token" in with_it
     assert "(pair[0:48]" in with_it

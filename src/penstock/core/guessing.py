@@ -5,7 +5,7 @@ they are worth the large model's time; this file decides whether they are worth 
 learns what a pass and a position take, `core.draft_chances` how often guesses are right.
 
 While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would; and of
-newcomers few are followed by a predictor of the model's own, which cannot catch up.
+new sequences few are followed by a predictor of the model's own, which cannot catch up.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _FEW = 16
 _LEVEL = 4
 """Positions by which it may be behind a sequence without counting their time."""
 
-_PAYS = 0.1
-"""The share of recent steps with guesses from which on newcomers are followed: each followed position costs time."""
+_LEAST_PAYING = 0.1
+"""If guesses are worth their time in fewer of the recent steps, few new sequences are followed: each position of one
+that is costs time."""
 
-_ANYWAY = 8
-"""One newcomer in so many is followed even if guesses do not pay, to find out whether they would."""
+_FOLLOWED_ANYWAY = 8
+"""Of so many new sequences one is followed even if guesses do not pay, to find out whether they would."""
 
-_RECENT = 32
-"""Steps."""
+_RECENT_STEPS = 32
+"""Steps over which the share of those with worthwhile guesses is averaged."""
 
 
 class _Candidate(NamedTuple):
@@ -81,7 +82,7 @@ class Guessing:
         chances: what is known of guesses.
     """
 
-    __slots__ = ("_allowance", "_chances", "_config", "_left_alone", "_paying", "_pool", "_times")
+    __slots__ = ("_allowance", "_chances", "_config", "_paying", "_pool", "_times", "_unfollowed")
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes, chances: DraftChances) -> None:
         self._config = config
@@ -90,15 +91,15 @@ class Guessing:
         self._chances = chances
         self._allowance = _SAVED  # seconds for guesses that may not pay
         self._paying = 1.0  # the share of recent steps in which guesses were worth their time
-        self._left_alone = 0  # newcomers since the last one that was followed
+        self._unfollowed = 0  # new sequences since the last one that was followed
 
     def choose_followed(self, builder: PlanBuilder) -> None:
-        """Choose which newcomers a predictor of the model's own follows: few where that has not paid lately."""
+        """Choose which new sequences a predictor of the model's own follows: few if guesses have not paid lately."""
         for at, admit in enumerate(builder.admits):
-            if self._paying >= _PAYS or self._left_alone >= _ANYWAY - 1:
-                self._left_alone = 0
+            if self._paying >= _LEAST_PAYING or self._unfollowed >= _FOLLOWED_ANYWAY - 1:
+                self._unfollowed = 0
             else:
-                self._left_alone += 1
+                self._unfollowed += 1
                 builder.admits[at] = replace(admit, followed=False)
 
     def add(self, builder: PlanBuilder, spare: int) -> None:
@@ -116,7 +117,7 @@ class Guessing:
             return
         drawing = [row.start for row in builder.rows if row.sample]
         counts = self._worth(found, drawing)
-        self._paying += (bool(counts) - self._paying) / _RECENT
+        self._paying += (bool(counts) - self._paying) / _RECENT_STEPS
         if counts:
             self._order(builder, found, counts, len(drawing), spare)
         else:

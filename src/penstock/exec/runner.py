@@ -91,7 +91,7 @@ class RowGuesser(Protocol):
         """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took.
 
         `hidden` has by slot what was computed, `[positions of the row, H]`; of a row that waited, the last position
-        alone. It is empty for who does not read it.
+        alone. Empty if `reads_hidden` is false.
         """
         ...
 
@@ -240,7 +240,7 @@ class TorchRunner:
         After a draw that waited nothing is recomputed, because recurrent state has moved on: its hidden state was kept.
 
         Returns:
-            The results, and what the drafter reads of hidden states (`RowGuesser.follow`).
+            The results, and the hidden states for `RowGuesser.follow`.
         """
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
