@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 EXTRAS := $(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*sum((extras[name] for name in sys.argv[1:]), []))'
 # Where a Chromium is, `make test` tests the page in it too; elsewhere those tests are skipped and say why.
 HAS_CHROMIUM := $(shell command -v $(or $(CHROMIUM),chromium) || command -v chromium-browser || command -v google-chrome)
+# Where Triton is published, its interpreter runs the CUDA kernels for `make test`; elsewhere those tests are skipped.
+HAS_TRITON := $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m))
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 # Tests start hundreds of processes, each of which would compile all that it imports anew.
@@ -105,7 +107,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/%.py,$(wi
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "== Installing what the tests need"
-	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench $(if $(HAS_CHROMIUM),page-test))
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) test hub bench $(if $(HAS_TRITON),cuda-test) $(if $(HAS_CHROMIUM),page-test))
 	@touch $@
 
 $(VENV)/.installed-page-test: $(VENV)/.installed-test

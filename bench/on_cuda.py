@@ -1,11 +1,13 @@
-"""What the torch path does on a CUDA device: right answers, the same whatever else is computed, and how fast.
+"""What Penstock does on a CUDA device: right answers, the same whatever else is computed, and how fast.
 
-    python bench/on_cuda.py [--json FILE] [--sections limits products right exact rates steps] [--quick] [--device cuda]
+    python bench/on_cuda.py [--json FILE] [--sections limits right products attention exact rates steps] [--quick]
+        [--device cuda]
 
 Sections, each of which is written to the record as it ends, and of which one that fails keeps no other from running:
 
 limits: the device's memory bandwidth (a large copy, read and written) and its rate of bfloat16 matrix products.
-products: for which numbers of rows a product has the same bits; what a step's products take in pieces of how many rows.
+products: for which numbers of rows a product has the same bits; in which pieces it is computed, and what they take.
+attention: the time of a decode step's and of a prompt's attention in one layer, beside the limits.
 right: small random models of several families in float32: logits beside transformers on the same device and beside
 Penstock on the CPU, and greedy tokens beside transformers.
 exact: the same requests alone and all together, in float32 and bfloat16: tokens and log probabilities that differ.
@@ -28,6 +30,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +42,9 @@ from transformers import AutoModelForCausalLM
 from make_random_checkpoint import configure, write_checkpoint
 from penstock import LLM, SamplingParams
 from penstock.bench.machine import provenance
+from penstock.exec.device import open_backend
 from penstock.kernels import row_pieces
+from penstock.kernels.attention_spec import AttentionSpec
 
 Record = dict[str, Any]
 
@@ -49,6 +54,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
 FAMILIES: dict[str, Record] = {
     "llama": {**COMMON, **HEADS},
     "qwen3": {**COMMON, **HEADS},
+    "gemma2": {**COMMON, **HEADS, "sliding_window": 16, "query_pre_attn_scalar": 32},
     "gemma3_text": {**COMMON, **HEADS, "sliding_window": 16, "query_pre_attn_scalar": 32},
     "gpt_oss": {
         **COMMON,
@@ -195,21 +201,54 @@ def products(bench: Bench) -> Iterator[Record]:
                 for first, last in ((0, 1), (0, 33), (7, 8), (100, 2000), (63, 65), (2047, 2048))
             )
             record: Record = {"shape": [outputs, inputs], "dtype": str(dtype), "alike": classes, "pieces_exact": same}
-            if dtype == torch.bfloat16 and not bench.quick:
+            record["pieces"] = row_pieces.alike_sizes(x[: max(row_pieces.SIZES)], weight, None, dtype)
+            if dtype == torch.bfloat16:
                 record["seconds"] = _product_times(bench, x, weight)
             yield {"products": [record]}
 
 
 def _product_times(bench: Bench, x: Tensor, weight: Tensor) -> Record:
-    """Seconds of one row and of 2048 in pieces of different sizes, and at once."""
-    standard, taken = row_pieces.PIECE_ROWS, {}
-    for rows in (1, 32, 2048):
-        taken[f"{rows} at once"] = bench.seconds(lambda rows=rows: torch.nn.functional.linear(x[:rows], weight))
-        for piece in (32, 64, 128, 256):
-            row_pieces.PIECE_ROWS = piece
-            taken[f"{rows} by {piece}"] = bench.seconds(lambda rows=rows: row_pieces.linear_in_pieces(x[:rows], weight))
-    row_pieces.PIECE_ROWS = standard
+    """Seconds of one row and of more, in pieces and at once."""
+    taken = {}
+    for rows in (1, 64, 128, 256, 2048):
+        of = row_pieces.roomy(x, (rows, x.shape[1])).copy_(x[:rows])
+        taken[f"{rows} at once"] = bench.seconds(lambda of=of: torch.nn.functional.linear(of, weight), 20)
+        taken[f"{rows} in pieces"] = bench.seconds(lambda of=of: row_pieces.linear_in_pieces(of, weight), 20)
     return taken
+
+
+def attention(bench: Bench) -> Iterator[Record]:
+    """One layer of the larger model: single queries of many sequences, and a prompt."""
+    config = SMALL_1B if bench.quick else LLAMA_1B
+    heads, kv_heads, width = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
+    backend, size = open_backend(bench.device, 1), 16
+    spec = AttentionSpec(width**-0.5)
+    for rows, count, length in [(1, 1, 512), (32, 1, 1024), (128, 1, 1024), (1, 1, 16384), (1, 2048, 2048)]:
+        blocks = -(-length // size)
+        cache = [bench.random(rows * blocks, size, kv_heads, width) for _ in range(2)]
+        table = torch.randperm(rows * blocks, device=bench.device).int().view(rows, blocks)
+        q = bench.random(rows * count, heads, width)
+        bounds = torch.arange(0, rows * count + 1, count, dtype=torch.int32)
+        given = (q, *cache, bounds, torch.full((rows,), length, dtype=torch.int32), table)
+        seconds = _device_seconds(bench, partial(backend.paged_attention, *given, spec))
+        record: Record = {"rows": rows, "queries": count, "length": length, "seconds": seconds}
+        if count == 1:
+            record["bytes_per_second"] = sum(each.nbytes for each in cache) / seconds
+        else:
+            record["flops_per_second"] = 2 * heads * width * length * length / seconds  # half of each square
+        yield {"attention": [record]}
+
+
+def _device_seconds(bench: Bench, work: Callable[[], object], repeats: int = 20) -> float:
+    """As `Bench.seconds`, without the host's share: many calls in one graph."""
+    if bench.device.type != "cuda":
+        return bench.seconds(work, 1)
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            work()
+    return bench.seconds(graph.replay) / repeats
 
 
 def right(bench: Bench) -> Iterator[Record]:
@@ -278,7 +317,7 @@ def _note(largest: dict[str, float], name: str, ours: Sequence[float], theirs: S
 
 def exact(bench: Bench) -> Iterator[Record]:
     """Requests alone and together: how many tokens and bits of log probabilities differ."""
-    names = ["llama"] if bench.quick else ["large", "llama", "qwen3_moe", "lfm2", "gemma3_text"]
+    names = ["llama"] if bench.quick else ["large", "llama", "gemma2", "gemma3_text", "gpt_oss", "qwen3_moe", "lfm2"]
     for name in names:
         model = _large(bench) if name == "large" else bench.folder / name
         if not model.exists():
@@ -292,7 +331,7 @@ def exact(bench: Bench) -> Iterator[Record]:
 
 def _exact(bench: Bench, model: Path, dtype: str) -> Record:
     draw = torch.Generator().manual_seed(7)
-    count, answer = bench.sizes.requests, 8 if bench.quick else 32
+    count, answer = bench.sizes.requests, 8 if bench.quick else 16
     lengths = torch.randint(1, 200, (count,), generator=draw).tolist()
     prompts = [torch.randint(256, (length,), generator=draw).tolist() for length in lengths]
     params = [
@@ -350,7 +389,8 @@ def rates(bench: Bench) -> Iterator[Record]:
     """Tokens a second of the larger model, by streams and prompts; then transformers'."""
     sizes, model = bench.sizes, _large(bench)
     began = time.perf_counter()
-    with bench.llm(model, max_num_seqs=max(sizes.streams), max_num_batched_tokens=8192, prefix_caching=False) as llm:
+    options = {"max_num_seqs": max(sizes.streams), "max_num_batched_tokens": 8192, "prefix_caching": False}
+    with bench.llm(model, speculate=False, **options) as llm:
         yield {"load_seconds": time.perf_counter() - began}
         for length in sizes.prompts:
             for streams in sizes.streams:
@@ -445,7 +485,8 @@ def steps(bench: Bench) -> Iterator[Record]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if bench.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with bench.llm(_large(bench), max_num_seqs=32, max_num_batched_tokens=8192, prefix_caching=False) as llm:
+    options = {"max_num_seqs": 32, "max_num_batched_tokens": 8192, "prefix_caching": False, "speculate": False}
+    with bench.llm(_large(bench), **options) as llm:
         for streams in (1, 32):
             for _ in range(streams):
                 params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -488,6 +529,7 @@ SECTIONS: dict[str, Callable[[Bench], Iterator[Record]]] = {
     "limits": limits,
     "right": right,
     "products": products,
+    "attention": attention,
     "exact": exact,
     "rates": rates,
     "steps": steps,

@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from served import Served
 
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever: kernels run on the CPU
+
 TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """Which of several processes this is that share the tests, `gw0`, `gw1`, ...; "" if it runs them alone."""

@@ -410,12 +410,18 @@ def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> 
 
 
 def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
-    """The executor of a program: one compiled call per step if the backend supports all of it, else one per operation.
+    """The executor of a program: a step is one compiled call or CUDA graph if the backend supports all of it.
 
-    Decided once, here; a backend never changes afterwards.
+    Otherwise it is one call per operation. Decided once, here; a backend never changes afterwards.
     """
     if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
         return CompiledExecutor(program, dtype, backend)
+    if backend.name == "cuda":
+        from penstock.kernels.cuda_backend import CudaBackend  # which imports Triton, as `captured` does
+        from penstock.nn.captured import CapturedExecutor, why_not_captured
+
+        if isinstance(backend, CudaBackend) and why_not_captured(program) is None:
+            return CapturedExecutor(program, dtype, backend)
     return ReferenceExecutor(program, dtype, backend)
 
 

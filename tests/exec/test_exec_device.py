@@ -82,7 +82,10 @@ def test_a_cpu_is_good_at_bfloat16_with_instructions_for_it_or_with_compiled_ker
 @pytest.mark.skipif(not native.available(), reason=COMPILED)
 def test_a_backend_is_what_the_device_and_the_installation_allow(monkeypatch):
     cuda = torch.device("cuda")
-    assert (room.open_backend(cuda, 2).name, room.open_backend(cuda, 2).device) == ("torch", cuda)
+    monkeypatch.setattr(room, "find_spec", lambda name: None)
+    by_torch = room.open_backend(cuda, 2)
+    assert (by_torch.name, by_torch.device) == ("torch", cuda)
+    assert by_torch.why_torch() == "the model runs on CUDA, and Triton is not installed"
     compiled = room.open_backend(CPU, 2)
     assert (compiled.name, compiled.isa, compiled.threads, compiled.exact) == ("cpu", native.isas()[0], 2, True)
     assert room.open_backend(CPU, 1, "portable").isa == "portable"
@@ -90,6 +93,12 @@ def test_a_backend_is_what_the_device_and_the_installation_allow(monkeypatch):
     assert (by_torch.name, by_torch.isa, by_torch.threads, by_torch.exact) == ("torch", "torch", 0, False)
     monkeypatch.setattr(native, "module", None)
     assert room.open_backend(CPU, 2).why_torch() == "this was installed without compiled kernels"
+
+
+def test_on_cuda_triton_computes_where_it_is_installed():
+    pytest.importorskip("triton")
+    cuda = torch.device("cuda")
+    assert (room.open_backend(cuda, 2).name, room.open_backend(cuda, 2, "torch").name) == ("cuda", "torch")
 
 
 def test_an_instruction_set_that_cannot_run_is_refused_by_what_named_it(monkeypatch):

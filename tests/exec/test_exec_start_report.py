@@ -15,6 +15,8 @@ FP32, BF16 = torch.float32, torch.bfloat16
 COMPILED = TorchBackend(CPU, name="cpu", exact=True, isa="avx2", threads=2)  # what it says of itself is all that counts
 WHY = "this was installed without compiled kernels"
 NO_COMPILER = TorchBackend(CPU, WHY)
+NO_TRITON = TorchBackend(CUDA, "the model runs on CUDA, and Triton is not installed")
+TRITON = TorchBackend(CUDA, name="cuda")
 
 
 @pytest.mark.parametrize(
@@ -23,15 +25,11 @@ NO_COMPILER = TorchBackend(CPU, WHY)
         (COMPILED, BF16, "cpu, bfloat16, 2 threads, compiled avx2 kernels, exact bit for bit"),
         (COMPILED, FP32, "cpu, float32, 2 threads, compiled avx2 kernels, exact bit for bit"),
         (NO_COMPILER, FP32, f"cpu, float32, 2 threads, {WHY}: torch kernels, slower, exact up to rounding"),
-        (
-            TorchBackend(CUDA, "the model runs on CUDA"), BF16,
-            "cuda:0, bfloat16, 2 threads, torch kernels (the compiled ones are for CPUs), exact up to rounding",
-        ),
+        (NO_TRITON, BF16, f"cuda:0, bfloat16, 2 threads, {NO_TRITON.reason}: torch kernels, slower"),
+        (TRITON, BF16, "cuda:0, bfloat16, 2 threads, Triton kernels between torch's products"),
     ],
 )  # fmt: skip
-def test_the_line_on_who_computes_says_why_it_is_torch_and_that_answers_are_then_exact_up_to_rounding(
-    backend, dtype, line
-):
+def test_the_line_on_who_computes_says_why_it_is_torch_and_whether_answers_are_exact(backend, dtype, line):
     assert room.computing_line(backend, dtype, 2) == f"runs on          {line}"
 
 

@@ -108,9 +108,12 @@ def test_attention_is_right_and_the_same_whoever_else_attends(dtype, with_sinks,
             assert torch.equal(alone, whole[start : start + rows.counts[row]]), row
 
 
-def test_draws_are_the_same_for_any_number_of_rows():
+@pytest.mark.parametrize(
+    "stage", [("top_k", 0), ("top_p", 0.7), ("typical_p", 0.6), ("top_n_sigma", 1.5), ("min_p", 0.1)]
+)
+def test_draws_are_the_same_for_any_number_of_rows(stage):
     logits = drawn(64, 32000).to("cuda") * 3
-    specs = [SamplingSpec((("seed", seed), ("temperature", 1.0))) for seed in range(64)]
+    specs = [SamplingSpec(tuple(sorted([("seed", seed), ("temperature", 1.0), stage]))) for seed in range(64)]
     samplings = [RowSampling.of(spec, 0) for spec in specs]
     whole = sample(logits, samplings, [0] * 64)
     on_host = sample(logits.cpu(), samplings, [0] * 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pretend_cuda import pretend_cuda
+from scattered_rows import BLOCK, COUNTS, HEADS, LENGTHS, drawn, step
 
 from penstock.kernels import row_pieces
 from penstock.kernels.attention_spec import AttentionSpec
@@ -13,34 +14,75 @@ from penstock.kernels.head_projection import project_heads
 from penstock.kernels.norm import rms_norm_reference
 from penstock.kernels.paged_attention import paged_attention_reference
 
-BLOCK, HEADS, KV_HEADS = 4, 6, 2
-LENGTHS, COUNTS = [1, 9, 23, 12, 17, 30], [1, 1, 5, 12, 1, 2]
 
-
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 200, 1300])
 @pytest.mark.parametrize("bias", [None, drawn(9, seed=2)])
 def test_products_in_pieces_are_products(rows, bias):
     x, weight = drawn(rows, 40), drawn(9, 20, seed=1)
-    for part in (x[:, :20], x[:, 20:].contiguous()):
+    for part in (x[:, :20], x[:, 20:].contiguous(), row_pieces.roomy(x, (rows, 20)).copy_(x[:, :20])):
         expected = torch.nn.functional.linear(part, weight, bias)
         torch.testing.assert_close(row_pieces.linear_in_pieces(part, weight, bias), expected)
 
 
-def test_every_product_has_the_same_shape(monkeypatch):
-    seen = []
-    multiply = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda x, y, out: seen.append((*x.shape, x.stride())) or multiply(x, y, out=out))
-    for rows in (1, 64, 70, 300):
-        row_pieces.linear_in_pieces(drawn(rows, 40)[:, 8:], drawn(9, 32))
-    assert set(seen) == {(64, 32, (32, 1))}
+def test_only_pieces_with_the_same_bits_are_multiplied(monkeypatch):
+    """A library that sums in another order with 64 and with 1,024 rows."""
+    seen, multiply = [], torch.mm
+
+    def sums_otherwise(x, y, out):
+        seen.append((*x.shape, x.stride()))
+        torch.add(multiply(x, y), 1 if len(x) in (64, 1024) else 0, out=out)
+
+    row_pieces._sizes.cache_clear()
+    monkeypatch.setattr(torch, "mm", sums_otherwise)
+    weight = drawn(9, 32)
+    row_pieces.linear_in_pieces(drawn(1, 32), weight)
+    assert {size for size, *_ in seen} == {64, 128, 256, 1024}, "all are tried once"
+    seen.clear()
+    for rows in (1, 64, 129, 300, 2000):
+        row_pieces.linear_in_pieces(drawn(rows, 40)[:, 8:], weight)
+    assert set(seen) == {(size, 32, (32, 1)) for size in (128, 256)}
+    row_pieces._sizes.cache_clear()
+
+
+@pytest.mark.parametrize("sizes", [(256,), (64, 256), (64, 128, 256, 1024)])
+def test_rows_are_cut_into_few_pieces(sizes):
+    for rows in (1, 64, 65, 128, 129, 256, 257, 1000, 1024, 1100, 5000):
+        cut = row_pieces._cut(rows, sizes)
+        assert set(cut) <= set(sizes)
+        assert 0 <= sum(cut) - rows < 256, "less than a standard piece is in vain"
+        assert len(cut) <= 1 + rows / 256
+    assert row_pieces._cut(2048, (64, 128, 256, 1024)) == [1024, 1024]
+    assert row_pieces._cut(0, sizes) == []
+
+
+def test_padding_takes_no_copy_where_there_is_room():
+    made = row_pieces.roomy(drawn(1), (3, 5))
+    assert row_pieces.filled_up(made, 256).data_ptr() == made.data_ptr()
+    whole = drawn(3, 5)
+    padded = row_pieces.filled_up(whole, 64)
+    assert padded.shape == (64, 5)
+    assert torch.equal(padded[:3], whole)
+
+
+@pytest.mark.parametrize("rows", [3, 256, 300])
+@pytest.mark.parametrize("bias", [None, drawn(9, seed=2)])
+def test_a_residual_is_added_where_it_lies_if_all_of_its_memory_is_its_own(rows, bias):
+    x, weight, before = drawn(rows, 20), drawn(9, 20, seed=1), drawn(rows, 9, seed=3)
+    expected = before + torch.nn.functional.linear(x, weight, bias)
+    residual = row_pieces.roomy(x, (rows, 9)).copy_(before)
+    made = row_pieces.linear_in_pieces(x, weight, bias, residual=residual)
+    torch.testing.assert_close(made, expected)
+    assert (made.data_ptr() == residual.data_ptr()) == (bias is None)
+    others = torch.cat((before, drawn(1000, 9, seed=4)))
+    kept = others.clone()
+    torch.testing.assert_close(row_pieces.linear_in_pieces(x, weight, bias, residual=others[:rows]), expected)
+    assert torch.equal(others, kept), "rows that are somebody else's"
 
 
 def test_no_rows_make_no_products():
-    assert row_pieces.linear_in_pieces(drawn(0, 20), drawn(9, 20)).shape == (0, 9)
+    x, weight = drawn(0, 20), drawn(9, 20)
+    assert row_pieces.linear_in_pieces(x, weight).shape == (0, 9)
+    assert row_pieces.linear_in_pieces(x, weight, residual=drawn(0, 9)).shape == (0, 9)
 
 
 def test_norms_and_head_projections_are_those_of_the_cpu():
@@ -50,23 +92,6 @@ def test_norms_and_head_projections_are_those_of_the_cpu():
         projected = project_heads(None, x.to(device), of_heads.to(device), 2).cpu()
     torch.testing.assert_close(there, rms_norm_reference(x, weight, 1e-5))
     torch.testing.assert_close(projected, project_heads(None, x, of_heads, 2))
-
-
-def step(rows, width, value_width):
-    """The arguments of attention for `rows`; what they may not look at is NaN, or a block that is not there."""
-    blocks = [-(-length // BLOCK) for length in LENGTHS]
-    order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(3)).tolist()
-    tables = [order[sum(blocks[:at]) : sum(blocks[: at + 1])] for at in range(len(blocks))]
-    k = drawn(len(order), BLOCK, KV_HEADS, width, seed=1)
-    v = drawn(len(order), BLOCK, KV_HEADS, value_width, seed=2)
-    for table, length in zip(tables, LENGTHS, strict=True):
-        for cache in (k, v):
-            cache[table[-1], (length - 1) % BLOCK + 1 :] = float("nan")
-    q = torch.cat([drawn(COUNTS[row], HEADS, width, seed=10 + row) for row in rows])
-    bounds = torch.tensor([0, *(COUNTS[row] for row in rows)]).cumsum(0).int()
-    wide = max(len(tables[row]) for row in rows)
-    table = torch.tensor([tables[row] + [0] * (wide - len(tables[row])) for row in rows]).int()
-    return q, k, v, bounds, torch.tensor([LENGTHS[row] for row in rows]).int(), table
 
 
 @pytest.mark.parametrize("rows", [[0], [0, 1, 4], [2], range(6), [5, 1]])

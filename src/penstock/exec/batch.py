@@ -56,29 +56,35 @@ class _Form:
     """The memory of a batch of `tokens` tokens in `rows` rows, and the tensors that show it.
 
     Rewritten in each step of this form. Beside a small model even small calls count, because its weights evict
-    everything else from the CPU caches; so whatever can be kept from step to step is kept.
+    everything else from the CPU caches; so whatever can be kept from step to step is kept. What a device reads lies in
+    one piece, which goes there in one copy.
     """
 
     def __init__(self, rows: int, tokens: int, width: int) -> None:
         self.shape = rows, tokens, width
-        self.token_ids = np.empty(tokens, dtype=np.int64)
-        self.positions = np.empty(tokens, dtype=np.int64)
-        self.write_slots = np.empty(tokens, dtype=np.int64)
+        size = 3 * 8 * tokens + 4 * rows * width  # bytes
+        self._memory = torch.empty(size, dtype=torch.uint8)  # not pinned: a copy has left it when its call returns
+        shown = self._shown(self._memory)
+        self.token_ids, self.positions, self.write_slots, self.block_table = (each.numpy() for each in shown)
         self.q_start = np.arange(rows + 1, dtype=np.int32)  # of one token a row
         self.kv_len = np.empty(rows, dtype=np.int32)
-        self.block_table = np.empty((rows, width), dtype=np.int32)
-        arrays = (self.token_ids, self.positions, self.write_slots, self.q_start, self.kv_len, self.block_table)
-        self._batch = ForwardBatch(*map(torch.from_numpy, arrays))
+        self._host = torch.from_numpy(self.q_start), torch.from_numpy(self.kv_len)
+        self._batch = self._of(shown)
 
     def batch(self, device: torch.device) -> ForwardBatch:
         """The current contents, on `device`; what the host reads stays on the host."""
-        host = self._batch
-        if device == host.token_ids.device:
-            return host
-        token_ids, positions, write_slots, block_table = (
-            tensor.to(device) for tensor in (host.token_ids, host.positions, host.write_slots, host.block_table)
-        )
-        return ForwardBatch(token_ids, positions, write_slots, host.q_start, host.kv_len, block_table)
+        if device == self._memory.device:
+            return self._batch
+        return self._of(self._shown(self._memory.to(device, non_blocking=True)))
+
+    def _shown(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Token ids, positions, write slots and the block table in `memory`."""
+        rows, tokens, width = self.shape
+        token_ids, positions, write_slots = memory[: 24 * tokens].view(torch.int64).view(3, tokens)
+        return token_ids, positions, write_slots, memory[24 * tokens :].view(torch.int32).view(rows, width)
+
+    def _of(self, shown: tuple[Tensor, Tensor, Tensor, Tensor]) -> ForwardBatch:
+        return ForwardBatch(*shown[:3], *self._host, shown[3])
 
 
 class SlotTables:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -178,7 +179,7 @@ def compute_threads(option: int) -> int:
 
 
 def open_backend(device: torch.device, threads: int, isa: str = "", option: str = "PENSTOCK_ISA") -> Backend:
-    """The backend for a device: on a CPU the compiled kernels if this installation has them, otherwise torch.
+    """The backend for a device: compiled kernels on a CPU, Triton's on CUDA, if this installation has them; else torch.
 
     Args:
         device: where the model runs.
@@ -192,9 +193,21 @@ def open_backend(device: torch.device, threads: int, isa: str = "", option: str 
     if isa and isa != "torch" and isa not in native.isas():
         there = ", ".join(native.isas()) or "none: this was installed without compiled kernels"
         raise ConfigError(option, f"{isa!r} cannot run here; there are {there}")
-    if device.type == "cuda" or not native.available():
+    if device.type == "cuda":
+        return _open_cuda(device, isa)
+    if not native.available():
         return TorchBackend(device, _instead(device))
     return TorchBackend(device) if isa == "torch" else CpuBackend(isa, threads)
+
+
+def _open_cuda(device: torch.device, isa: str) -> Backend:
+    if isa == "torch":
+        return TorchBackend(device, _instead(device))
+    if find_spec("triton") is None:
+        return TorchBackend(device, f"{_instead(device)}, and Triton is not installed")
+    from penstock.kernels.cuda_backend import CudaBackend  # imports Triton
+
+    return CudaBackend(device, _instead(device))
 
 
 def set_torch_threads(threads: int, packed: bool = False) -> None:

@@ -25,6 +25,7 @@ from penstock.kernels.backend import Choose
 from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
+from penstock.sampling.row_sums import UNITS
 
 __all__ = [
     "RowSampling",
@@ -52,10 +53,6 @@ _COLUMNS = {
 """The stages that the compiled call knows: the dtype of their column, and the neutral value."""
 
 _COMPILED = frozenset(_COLUMNS)
-
-
-_UNITS = 2.0**52
-"""Probabilities are counted in units of 1 over this number where sums must be of integers."""
 
 ViewRows = Callable[[Sequence[int]], RowViews]
 """Shows some of the rows; called only if a stage needs to see them."""
@@ -273,7 +270,7 @@ def _draw(staged: Tensor, uniforms: Sequence[float]) -> Tensor:
     """
     probabilities = staged.softmax(-1)  # [R, V]
     if staged.is_cuda:  # where a sum's order depends on how many rows there are: not so of integers
-        probabilities = (probabilities.double() * _UNITS).long()
+        probabilities = (probabilities.double() * UNITS).long()
     sums = probabilities.cumsum(-1, dtype=torch.float64 if probabilities.is_floating_point() else torch.int64)
     targets = torch.tensor(uniforms, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
     targets = targets.to(sums.dtype)  # a whole number exceeds a number if it exceeds what that is rounded down to

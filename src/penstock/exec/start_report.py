@@ -40,8 +40,10 @@ def computing_line(backend: Backend, dtype: torch.dtype, threads: int) -> str:
 
 
 def _torch_kernels(backend: Backend) -> str:
+    if backend.name == "cuda":
+        return "Triton kernels between torch's products"
     if backend.device != _HOST:
-        return "torch kernels (the compiled ones are for CPUs), exact up to rounding"
+        return f"{backend.why_torch()}: torch kernels, slower"
     return f"{backend.why_torch()}: torch kernels, slower, exact up to rounding"
 
 

@@ -102,7 +102,7 @@ class Backend(Protocol):
         ...
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """See `kernels.rope.rotate_reference`."""
+        """See `kernels.rope.rotate_reference`; a backend may rotate in place, and then returns `x` itself."""
         ...
 
     def experts(

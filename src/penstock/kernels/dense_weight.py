@@ -71,8 +71,9 @@ class DenseWeight:
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """See `kernels.linear.Weight`."""
-        multiply = linear_in_pieces if x.is_cuda else torch.nn.functional.linear
-        out = multiply(x, self.numbers, bias)
+        if x.is_cuda:
+            return linear_in_pieces(x, self.numbers, bias, out_dtype, residual)
+        out = torch.nn.functional.linear(x, self.numbers, bias)
         out = out if residual is None else residual + out
         return out if out_dtype is None else out.to(out_dtype)
 

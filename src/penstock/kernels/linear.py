@@ -68,7 +68,7 @@ class Weight(Protocol):
             cpu: runs the compiled kernels, if the form has any; None for torch.
             x: `[T, K]`.
             bias: `[N]`, or None.
-            residual: `[T, N]`, or None.
+            residual: `[T, N]`, or None. It may be overwritten: the result may lie in its place.
             out_dtype: dtype of the result; None for the dtype of `x`.
 
         Returns:

@@ -1,56 +1,178 @@
-"""CUDA products of a fixed number of rows at a time, so that a row's bits do not depend on the number of rows.
+"""CUDA products in pieces of few sizes, all with the same bits, so that a row's bits do not depend on the others.
 
-A matrix library chooses a kernel, and with it the order of every sum, by the sizes of its operands. Here the number of
-rows is constant: rows are multiplied in pieces of `PIECE_ROWS`, and the last piece is padded with arbitrary rows whose
-results are ignored. This costs a step of few rows no time, because such a step is bound by reading its weights.
+A matrix library chooses a kernel, and with it the order of every sum, by the sizes of its operands. So rows are
+multiplied in pieces of `STANDARD` rows, or of another of `SIZES` that gives the same bits; the last piece is padded
+with arbitrary rows whose results are ignored. Which sizes give the same bits is found once for each shape of weight, on
+random numbers: another order of summation shows in nearly every element, so one product of a thousand rows tells. Small
+pieces keep a step of few rows bound by reading its weights, large ones read them less often.
 
 Decides how rows are cut; a row's place within its piece does not change its sums.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["PIECE_ROWS", "filled_up", "linear_in_pieces", "pieces"]
+__all__ = ["SIZES", "STANDARD", "alike_sizes", "filled_up", "linear_in_pieces", "pieces", "roomy"]
 
-PIECE_ROWS = 64
+STANDARD = 256
+"""The size that every other is compared with."""
+
+SIZES = (64, 128, STANDARD, 1024)
+
+_PERIOD = 1_000_003
+"""Random numbers that are drawn, on the host; a weight takes them over and over, never two rows alike."""
+
+_TRIED_BYTES = 1 << 27
+"""Sizes are tried only if the result of a piece has no more bytes than this."""
 
 
-def linear_in_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`, computed `PIECE_ROWS` rows at a time.
+def linear_in_pieces(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`x @ weight.T + bias + residual`, computed in pieces of rows.
 
     Args:
         x: `[T, K]`.
         weight: `[N, K]`, in the dtype of `x`.
         bias: `[N]` in the dtype of `x`, or None.
+        out_dtype: dtype of the result; None for that of `x`. Without a bias, float32 results are not rounded first.
+        residual: `[T, N]` in the dtype of `x`, or None. It may be overwritten: the result may lie in its place.
 
     Returns:
-        `[T, N]`, contiguous.
+        `[T, N]`, contiguous, with `roomy` memory behind it.
     """
-    rows, columns = len(x), weight.t()
-    filled = filled_up(x)
-    out = x.new_empty((len(filled), len(weight)))
-    for piece, result in zip(pieces(filled), pieces(out), strict=True):
-        if bias is None:
-            torch.mm(piece, columns, out=result)
-        else:
-            torch.addmm(bias, piece, columns, out=result)
-    return out[:rows]
+    adds = residual is not None and bias is None and residual.dtype == x.dtype == (out_dtype or x.dtype)
+    made = x.dtype if bias is not None or residual is not None else out_dtype or x.dtype
+    form = _Form(tuple(weight.shape), x.dtype, made, bias is not None, adds, x.device)
+    cut = _cut(len(x), _sizes(form))
+    filled = filled_up(x, sum(cut))
+    if adds and residual is not None:
+        out = filled_up(residual, sum(cut), to_write=True)
+    else:
+        out = roomy(x, (sum(cut), len(weight)), made)
+    for piece, result in zip(filled.split(cut), out.split(cut), strict=True):
+        _multiply(piece, weight.t(), bias, result, adds)
+    out = out[: len(x)]
+    if residual is not None and not adds:
+        out = residual + out
+    return out if out_dtype is None else out.to(out_dtype)
 
 
 def pieces(x: Tensor) -> Iterator[Tensor]:
-    """Split `x` `[T, ...]`, T a multiple of `PIECE_ROWS`, into pieces of `PIECE_ROWS` rows."""
-    return iter(x.split(PIECE_ROWS))
+    """Split `x` `[T, ...]`, T a multiple of `STANDARD`, into pieces of `STANDARD` rows."""
+    return iter(x.split(STANDARD))
 
 
-def filled_up(x: Tensor) -> Tensor:
-    """Pad `x` with uninitialised rows to whole pieces; contiguous, so that all pieces have the same strides."""
-    rows = -(-len(x) // PIECE_ROWS) * PIECE_ROWS
-    if rows == len(x) and x.is_contiguous():
-        return x
-    filled = x.new_empty((rows, *x.shape[1:]))
+def roomy(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """Uninitialised `[T, ...]` on the device of `like`, contiguous, followed by memory up to a multiple of `STANDARD`.
+
+    So what is computed into it can be padded in place.
+    """
+    rows = -(-shape[0] // STANDARD) * STANDARD
+    return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)[: shape[0]]
+
+
+def filled_up(x: Tensor, rows: int | None = None, *, to_write: bool = False) -> Tensor:
+    """`x` padded with arbitrary rows to `rows`, or to whole pieces; contiguous, so that all pieces have equal strides.
+
+    A view if `x` is contiguous and has memory behind it, else a copy; `to_write`, a view only if `x` is all that its
+    memory was made for, as `roomy` makes it.
+    """
+    wanted = -(-len(x) // STANDARD) * STANDARD if rows is None else rows
+    if x.is_contiguous():
+        width = x.numel() // max(len(x), 1)
+        there = x.untyped_storage().nbytes() // x.itemsize
+        own = x.storage_offset() == 0 and there == -(-len(x) // STANDARD) * STANDARD * width
+        if x.storage_offset() + wanted * width <= there and (own or not to_write):
+            return x.as_strided((wanted, *x.shape[1:]), x.stride())
+    filled = x.new_empty((wanted, *x.shape[1:]))
     filled[: len(x)] = x
     return filled
+
+
+def _cut(rows: int, sizes: tuple[int, ...]) -> list[int]:
+    """The sizes of the pieces for `rows` rows, the last of which may be padded; `sizes` ascend."""
+    cut = []
+    while rows > 0:
+        enough = next((size for size in sizes if size >= rows and size <= STANDARD), None)
+        cut.append(enough or max(size for size in sizes if size <= max(rows, STANDARD)))
+        rows -= cut[-1]
+    return cut
+
+
+class _Form(NamedTuple):
+    """What a library chooses a kernel by, but for the number of rows."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    biased: bool
+    adds: bool
+    device: torch.device
+
+
+@lru_cache(maxsize=256)
+def _sizes(form: _Form) -> tuple[int, ...]:
+    outputs, inputs = form.shape
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.randn(_PERIOD, generator=draw).to(form.device, form.dtype)
+
+    def numbers(first: int, *shape: int) -> Tensor:
+        count = math.prod(shape)
+        return drawn.repeat(-(-(first + count) // _PERIOD))[first : first + count].view(shape)
+
+    x, weight = numbers(0, max(SIZES), inputs), numbers(1, outputs, inputs)
+    return alike_sizes(x, weight, numbers(2, outputs) if form.biased else None, form.out_dtype, adds=form.adds)
+
+
+def alike_sizes(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, adds: bool = False
+) -> tuple[int, ...]:
+    """The sizes of pieces in which products of this shape have the bits that they have in pieces of `STANDARD` rows.
+
+    Args:
+        x: `[max(SIZES), K]`, numbers to try.
+        weight: `[N, K]`.
+        bias: `[N]`, or None.
+        out_dtype: dtype of the result.
+        adds: whether products are added to what is there.
+
+    Returns:
+        Ascending; always with `STANDARD`.
+    """
+    outputs = len(weight)
+    fits = [size for size in SIZES if size <= STANDARD or size * outputs * out_dtype.itemsize <= _TRIED_BYTES]
+    x = x[: max(fits)]
+    before = x[:, :1].to(out_dtype).expand(-1, outputs)
+
+    def by(size: int) -> Tensor:
+        out = before.clone(memory_format=torch.contiguous_format)
+        for piece, result in zip(x.split(size), out.split(size), strict=True):
+            _multiply(piece, weight.t(), bias, result, adds)
+        return out
+
+    standard = by(STANDARD)
+    return tuple(size for size in fits if size == STANDARD or torch.equal(by(size), standard))
+
+
+def _multiply(x: Tensor, columns: Tensor, bias: Tensor | None, out: Tensor, adds: bool) -> None:
+    """Write `x @ columns + bias` to `out`, or add `x @ columns` to it."""
+    if adds:
+        torch.addmm(out, x, columns, out=out)
+    elif bias is not None:
+        torch.addmm(bias, x, columns, out=out)
+    elif out.dtype != x.dtype:
+        torch.mm(x, columns, out_dtype=out.dtype, out=out)
+    else:
+        torch.mm(x, columns, out=out)

@@ -36,6 +36,7 @@ from penstock.nn.operations import (
 )
 from penstock.nn.operations import Attend as AttendOperation
 from penstock.nn.program import OUT, Head, Program
+from penstock.nn.rope import RotaryTable
 from penstock.thread_turns import letting_others
 
 __all__ = ["ReferenceExecutor", "head_logits"]
@@ -100,6 +101,7 @@ class _Walk:
         self._attend = attend
         self._dtype = dtype
         self._registers = given
+        self._angles_of: dict[RotaryTable, tuple[Tensor, Tensor]] = {}
 
     def compute(self, operation: Operation) -> None:
         backend = self._backend
@@ -120,7 +122,9 @@ class _Walk:
                 self._write(operation.written, backend.rms_norm(heads, weight, eps).flatten(1), adds=adds)
             case Rotate(x, head_dim, table):
                 heads = self._read(x).unflatten(1, (-1, head_dim))
-                self._write(x, backend.rotate(heads, *table.rows(self._positions)).flatten(1))
+                rotated = backend.rotate(heads, *self._angles(table))
+                if rotated is not heads:
+                    self._write(x, rotated.flatten(1))
             case Experts(out, x, logits, stack, spec, kind, bias, adds):
                 self._registers[out.name] = backend.experts(
                     self._read(x),
@@ -159,6 +163,12 @@ class _Walk:
                 self._write(x, (wide * factor).to(wide.dtype))
             case Regroup(out, x, groups):
                 self._write(out, self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1))
+
+    def _angles(self, table: RotaryTable) -> tuple[Tensor, Tensor]:
+        """The cosines and sines of this step's positions, looked up once for all layers."""
+        if table not in self._angles_of:
+            self._angles_of[table] = table.rows(self._positions)
+        return self._angles_of[table]
 
     def _convolve(self, by: ShortConvolution) -> None:
         call = ConvolutionCall(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.sampling.kinds import Number
 from penstock.sampling.parameter import Home, Parameter, Stage
+from penstock.sampling.row_sums import row_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +24,8 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
     alive = logits.isfinite()
     below = (logits.double() - logits.double().amax(-1, keepdim=True)).masked_fill(~alive, 0.0)  # [R, V], at most 0
     count = alive.sum(-1, keepdim=True)  # [R, 1], of integers: exact in any order
-    # Cumulative sums, because `sum` adds up a single row in another order than one of several.
-    mean = below.cumsum(-1)[:, -1:] / count
-    variance = (below - mean).square().masked_fill(~alive, 0.0).cumsum(-1)[:, -1:] / count
+    mean = row_sums(below) / count
+    variance = row_sums((below - mean).square().masked_fill(~alive, 0.0)) / count
     return logits.masked_fill(below < -n * variance.sqrt(), float("-inf"))
 
 

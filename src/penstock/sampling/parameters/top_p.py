@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.sampling.kinds import Number
 from penstock.sampling.parameter import Home, Parameter, Stage
+from penstock.sampling.row_sums import running_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,7 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
 
 def _last_of_nucleus(descending: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest probability `[R, 1]` within the nucleus, and whether the sum `[R]` reached p at all."""
-    sums = descending.cumsum(-1)  # [R, W]
+    sums = running_sums(descending)  # [R, W]
     size = 1 + (sums[:, :-1] < p).sum(-1, keepdim=True)  # [R, 1]: a token is in if those before it do not reach p
     return descending.gather(-1, size - 1), sums[:, -1] >= p.squeeze(-1)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.sampling.kinds import Number
 from penstock.sampling.parameter import Home, Parameter, Stage
+from penstock.sampling.row_sums import row_sums, running_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,12 +22,11 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
     p = values.to(logits.device)  # [R, 1] float64
     log_p = logits.double().log_softmax(-1)  # [R, V]
     probabilities = log_p.exp()
-    # A cumulative sum, because `sum` adds up a single row in another order than one of several.
     terms = (probabilities * log_p).masked_fill(probabilities == 0, 0.0)
-    entropy = -terms.cumsum(-1)[:, -1:]  # [R, 1]
+    entropy = -row_sums(terms)  # [R, 1]
     distance = (log_p + entropy).abs()  # of surprise from entropy; infinite for what is ruled out
     order = distance.argsort(dim=-1, stable=True)
-    before = probabilities.gather(-1, order).cumsum(-1)[:, :-1]
+    before = running_sums(probabilities.gather(-1, order))[:, :-1]
     size = 1 + (before < p).sum(-1, keepdim=True)  # a token is in if those before it do not reach p
     last = distance.gather(-1, order.gather(-1, size - 1))  # [R, 1]
     return logits.masked_fill(distance > last, float("-inf"))

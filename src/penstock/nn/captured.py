@@ -1,0 +1,235 @@
+"""Runs a program on CUDA, small steps as CUDA graphs: launched once as a whole, not operation by operation.
+
+A decode step of a small model is hundreds of launches, and the host takes longer to make them than the device to
+compute. A graph is recorded for each size of step when it first comes, and replayed with other contents. Steps of more
+tokens, and programs with operations that wait for the device, go to the reference on the same backend.
+
+Decides which steps are recorded, and how a step's rows become a graph's inputs: token by token, each with its own row
+of the block table, so that decode rows, drafts and short prompts are the same to it. Bits are those of the reference:
+the operations are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from penstock.contract.model import ModelShape, StateSpec
+from penstock.kernels import triton_attention
+from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.cuda_backend import CudaBackend
+from penstock.kernels.state_runs import StateRuns
+from penstock.kernels.triton_attention import SEGMENT, Tiles
+from penstock.kernels.triton_step import fill_step
+from penstock.nn.causal_lm import Attend
+from penstock.nn.operations import (
+    Activate,
+    Embed,
+    Gate,
+    Linear,
+    Norm,
+    NormHeads,
+    Regroup,
+    Rotate,
+    Scale,
+)
+from penstock.nn.operations import Attend as AttendOperation
+from penstock.nn.paged import PagedAttend
+from penstock.nn.program import Program
+from penstock.nn.reference import ReferenceExecutor
+
+__all__ = ["CapturedExecutor", "why_not_captured"]
+
+_SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
+"""Tokens of the steps that are recorded; a step is filled up to the next of them."""
+
+_SEGMENTS = (1, 4, 16, 64, 256)
+"""Segments of positions that the longest sequence of a step may have, likewise."""
+
+_MOST = 4096
+"""Tokens times segments of a recorded step, at most: what attention sets aside grows with them."""
+
+_CAPTURABLE = (Embed, Norm, Linear, Activate, NormHeads, Rotate, AttendOperation, Gate, Scale, Regroup)
+
+
+def why_not_captured(program: Program) -> str | None:
+    """The reason why no step of a program is recorded, in words; None if small ones are."""
+    for operation in program.operations():
+        if not isinstance(operation, _CAPTURABLE):
+            return f"{type(operation).__name__} waits for the device"
+        if isinstance(operation, AttendOperation):
+            heads = operation.heads
+            latent = operation.v is None and operation.k is not None
+            reason = triton_attention.why_not(heads.dim, heads.queries // heads.keys, latent=latent)
+            if reason is not None or operation.spec.looks_ahead:
+                return reason or "tokens see later ones"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Inputs:
+    """What a graph reads; `N` tokens, `M` entries of a block table.
+
+    Attributes:
+        token_ids: `[N]` int64.
+        positions: `[N]` int64.
+        write_slots: `[N]` int64, -1 for tokens that fill up.
+        tiles: one a token.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    write_slots: Tensor
+    tiles: Tiles
+
+    @classmethod
+    def of(cls, tokens: int, segments: int, block_size: int, device: torch.device) -> _Inputs:
+        """Inputs of this size, of no tokens yet."""
+        numbers = torch.zeros(3, tokens, dtype=torch.int64, device=device)
+        places = torch.zeros(tokens, 5, dtype=torch.int32, device=device)
+        table = torch.zeros(tokens, segments * SEGMENT // block_size, dtype=torch.int32, device=device)
+        return cls(*numbers, Tiles(places, table, segments, 1))
+
+    def fill(self, token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> None:
+        """Take in a step of at most as many tokens."""
+        counts = [end - first for first, end in pairwise(attend.q_start.tolist())]
+        rows = None
+        if len(counts) < len(token_ids):  # which rows have several tokens
+            of_rows = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
+            rows = of_rows.to(token_ids.device)
+        written = self.token_ids, self.positions, self.write_slots, self.tiles.places, self.tiles.table
+        fill_step(token_ids, positions, attend.write_slots, attend.block_table, rows, written)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TokenAttend:
+    """An `Attend` of tokens that are a tile each."""
+
+    backend: CudaBackend
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    write_slots: Tensor
+    tiles: Tiles
+
+    def __call__(
+        self,
+        cache: int,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        keys, values = self.keys[cache], self.values[cache]
+        if k is not None and v is not None:
+            self.backend.write_kv(keys, values, k, v, self.write_slots)
+        groups = q.shape[1] // keys.shape[2]
+        tiles = Tiles(self.tiles.places, self.tiles.table, self.tiles.segments, groups)
+        return self.backend.attend_tiles(q, keys, values, tiles, spec, sinks)
+
+    def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:  # noqa: ARG002
+        """See `Attend`."""
+        raise AssertionError("recurrent state is not recorded")
+
+
+Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
+"""Records what a function does: its result, and a function that does it again, with a result in the same place."""
+
+
+class _Graphs:
+    """Records CUDA graphs, which share memory: each is done before the next begins."""
+
+    def __init__(self) -> None:
+        self._memory: tuple[int, int] | None = None
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        """See `Record`."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            out = work()
+        self._memory = graph.pool()
+        return out, graph.replay
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recording:
+    """A graph, what it reads and writes, and the caches that it is for."""
+
+    replay: Callable[[], object]
+    inputs: _Inputs
+    out: Tensor
+    keys: Sequence[Tensor]
+
+
+class CapturedExecutor:
+    """A `CausalLM` on CUDA. Not thread-safe: a step's inputs and results have fixed places.
+
+    Args:
+        program: what to compute; `why_not_captured` has no objection.
+        dtype: dtype of the activations.
+        backend: computes each operation.
+        record: records graphs; None for CUDA's.
+    """
+
+    def __init__(
+        self, program: Program, dtype: torch.dtype, backend: CudaBackend, record: Record | None = None
+    ) -> None:
+        self.program = program
+        self._reference = ReferenceExecutor(program, dtype, backend)
+        self._backend = backend
+        self._recordings: dict[tuple[int, int], _Recording] = {}
+        self._record_graph = record or _Graphs()
+
+    @property
+    def shape(self) -> ModelShape:
+        """See `CausalLM.shape`."""
+        return self.program.shape
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward`."""
+        size = self._size(len(token_ids), attend) if isinstance(attend, PagedAttend) else None
+        if size is None:
+            return self._reference.forward(token_ids, positions, attend)
+        assert isinstance(attend, PagedAttend)
+        recording = self._recordings.get(size)
+        if recording is None or recording.keys is not attend.keys:
+            return self._record(size, token_ids, positions, attend)
+        recording.inputs.fill(token_ids, positions, attend)
+        recording.replay()
+        return recording.out[: len(token_ids)].clone()
+
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """See `CausalLM.forward_given`."""
+        return self._reference.forward_given(given, positions, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `CausalLM.logits`."""
+        return self._reference.logits(hidden)
+
+    def _size(self, tokens: int, attend: PagedAttend) -> tuple[int, int] | None:
+        """Tokens and segments of the graph for a step; None if it is not recorded."""
+        if SEGMENT % attend.keys[0].shape[1] or not tokens:
+            return None
+        needed = -(-int(attend.kv_len.max()) // SEGMENT)
+        size = next((each for each in _SIZES if each >= tokens), 0)
+        segments = next((each for each in _SEGMENTS if each >= needed), 0)
+        return (size, segments) if 0 < size * segments <= _MOST else None
+
+    def _record(self, size: tuple[int, int], token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
+        """Compute a step, and record the graph for the next of its size."""
+        inputs = _Inputs.of(*size, attend.keys[0].shape[1], token_ids.device)
+        inputs.fill(token_ids, positions, attend)
+        step = _TokenAttend(self._backend, attend.keys, attend.values, inputs.write_slots, inputs.tiles)
+
+        def work() -> Tensor:
+            return self._reference.forward(inputs.token_ids, inputs.positions, step)
+
+        computed = work()  # which compiles what it needs
+        out, replay = self._record_graph(work)
+        self._recordings[size] = _Recording(replay, inputs, out, attend.keys)
+        return computed[: len(token_ids)]

@@ -1,0 +1,106 @@
+"""Steps recorded as CUDA graphs; without a device by a double that computes them again, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_checkpoints import VARIANTS, write_checkpoint, write_lettered
+
+from penstock import LLM, SamplingParams, loading
+from penstock.models import gguf_dialect, load
+from penstock.weights.bind import Binder
+from penstock.weights.files import open_model
+from penstock.weights.packing import WeightFormat
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from penstock.kernels.cuda_backend import CudaBackend  # noqa: E402
+from penstock.nn import captured  # noqa: E402
+
+CAPTURED = ["llama", "gemma2", "gemma3_text", "qwen3", "gpt2", "phi3"]
+
+
+class Again:
+    """A recorder whose graph computes once more; counts recordings and replays."""
+
+    recorded = replayed = 0
+
+    def __call__(self, work):
+        out = work()
+        type(self).recorded += 1
+
+        def replay():
+            type(self).replayed += 1
+            out.copy_(work())
+
+        return out, replay
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    Again.recorded = Again.replayed = 0
+    if DEVICE == "cpu":
+        monkeypatch.setattr(captured, "_Graphs", Again)
+        monkeypatch.setattr(loading, "open_backend", lambda *_: CudaBackend(torch.device("cpu")))
+    return Again
+
+
+def answers(model, **options):
+    prompts = [[5, 9, 7, 11, 4, 8, 6], [8], [9, 9, 5] * 6]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=0),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=5, ignore_eos=True, logprobs=0),
+        SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0),
+    ]
+    sizes = {"kv_cache_memory": 1 << 22, "max_model_len": 64, "max_num_batched_tokens": 12, "max_num_seqs": 4}
+    with LLM(str(model), dtype="float32", kv_store="off", **sizes, **options) as llm:
+        made = llm.generate(prompts, params, use_tqdm=False)
+    return [(each.outputs[0].token_ids, [of[token].logprob for token, of in zip(
+        each.outputs[0].token_ids, each.outputs[0].logprobs, strict=True)]) for each in made]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")  # of numpy, in rows that fill up
+@pytest.mark.parametrize("family", CAPTURED)
+def test_recorded_steps_answer_as_the_reference_does(family, tmp_path, recorder, monkeypatch):
+    model = write_lettered(tmp_path, family, VARIANTS[family][0])
+    device = {"device": DEVICE} if DEVICE == "cuda" else {}
+    made = answers(model, **device)
+    if DEVICE == "cpu":
+        assert 0 < recorder.recorded <= 4
+        assert recorder.replayed
+        monkeypatch.undo()
+    monkeypatch.setenv("PENSTOCK_ISA", "torch")
+    expected = answers(model, device="cpu")
+    assert [tokens for tokens, _ in made] == [tokens for tokens, _ in expected]
+    for (_, ours), (_, theirs) in zip(made, expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-5)
+
+
+def program_of(family, tmp_path):
+    directory = write_checkpoint(tmp_path, family, VARIANTS[family][0])
+    files = open_model(directory, gguf_dialect)
+    binder = Binder(files.source, torch.float32, "cpu", str(directory), weight_format=WeightFormat.DENSE)
+    return load(files.config, binder, str(directory))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("qwen3_moe", "Experts waits for the device"),
+        ("lfm2", "ShortConvolution waits for the device"),
+        ("deepseek_v2", "ProjectHeads waits for the device"),
+    ],
+)
+def test_programs_that_wait_for_the_device_are_not_recorded(family, reason, tmp_path):
+    program = program_of(family, tmp_path)
+    assert captured.why_not_captured(program) == reason
+    backend = CudaBackend(torch.device(DEVICE))
+    assert not isinstance(loading.executor(program, torch.float32, backend), captured.CapturedExecutor)
+
+
+@pytest.mark.parametrize("family", CAPTURED)
+def test_families_of_plain_layers_are_recorded(family, tmp_path):
+    program = program_of(family, tmp_path)
+    backend = CudaBackend(torch.device(DEVICE))
+    assert isinstance(loading.executor(program, torch.float32, backend), captured.CapturedExecutor)
