@@ -28,6 +28,7 @@ _MOST_SECONDS = 0.05
 
 _nobody_first = threading.Event()
 _nobody_first.set()
+_here = threading.local()
 
 
 def take_short_turns() -> None:
@@ -53,9 +54,11 @@ def going_first() -> Iterator[None]:
     another thread that runs Python, or for a compiled call of milliseconds that holds the GIL.
     """
     _nobody_first.clear()
+    _here.goes_first = True
     try:
         yield
     finally:
+        _here.goes_first = False
         _nobody_first.set()
 
 
@@ -99,7 +102,6 @@ class _Baton:
 
 
 _baton = _Baton()
-_here = threading.local()
 
 
 @contextmanager
@@ -121,15 +123,17 @@ def taking_turns() -> Iterator[None]:
 def wait_for_first() -> None:
     """Wait while another thread goes first, but not for long, and keep the turn. For the pieces of one part of work.
 
-    Turns change less often: who waits for one has to wake up, which takes a thread of low priority milliseconds.
+    Turns change less often: who waits for one has to wake up, which takes a thread of low priority milliseconds. The
+    thread that goes first may do such work itself, and does not wait.
     """
-    _nobody_first.wait(_MOST_SECONDS)
+    if not getattr(_here, "goes_first", False):
+        _nobody_first.wait(_MOST_SECONDS)
 
 
 def give_way() -> None:
     """As `wait_for_first`, and pass the turn on. Call it between the parts of long work in Python."""
     if not getattr(_here, "has_baton", False):
-        _nobody_first.wait(_MOST_SECONDS)
+        wait_for_first()
         return
     _baton.pass_on()
     _nobody_first.wait(_MOST_SECONDS)

@@ -42,6 +42,18 @@ def test_nobody_gives_way_to_nobody():
     polite.join()
 
 
+def test_who_goes_first_does_not_wait_for_itself():
+    """Work that side threads do in pieces may be done in the step's own thread."""
+    began = time.monotonic()
+    with going_first():
+        wait_for_first()
+        give_way()
+        with letting_others():
+            wait_for_first()
+        wait_for_first()
+    assert time.monotonic() - began < LONG / 2
+
+
 def test_others_wait_until_who_goes_first_is_done():
     with going_first():
         polite = Polite()
