@@ -50,6 +50,18 @@ def test_rows_without_a_guess_wait_a_quarter_longer_at_most():
     assert draft_lengths(sure, 2, 1.0, 0.1, 100) == [2]
 
 
+def test_a_row_that_gets_ahead_of_others_saves_rows_and_half_of_what_steps_take():
+    """Eight rows, all with guesses, of which one has none as a rule."""
+    sure, times = [[0.98] * 4] * 8, {"seconds": 0.008, "price": 0.0008}
+    assert draft_lengths(sure, 8, budget=100, **times) == [4] * 8
+    assert draft_lengths(sure, 8, budget=100, **times, row_price=0.0005, common=0.0) == [0] * 8
+    assert draft_lengths(sure, 8, budget=100, **times, row_price=0.0005, common=2.0) == [2] * 8
+    cheap = draft_lengths(sure, 8, budget=100, seconds=0.008, price=0.0006, row_price=0.0005, common=0.0)
+    assert min(cheap) >= 1, "half of a step's fixed time counts all the same"
+    one = draft_lengths(sure[:1], 1, budget=100, **times, row_price=0.0005, common=4.0)
+    assert one == draft_lengths(sure[:1], 1, budget=100, **times) == [4]
+
+
 def test_a_step_with_drafts_keeps_to_its_target():
     """Whoever reads a stream would see how long it took."""
     sure = [[0.98] * 32] * 8

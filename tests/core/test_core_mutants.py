@@ -366,9 +366,9 @@ def go_on_after_an_end_among_drafts(patch):
 def draft_beyond_the_budget(patch):
     add = Drafting.add
 
-    def lavish(self, builder, *rest):
+    def lavish(self, builder, *rest, **others):
         builder.budget += 3
-        add(self, builder, *rest)
+        add(self, builder, *rest, **others)
 
     patch(Drafting, "add", lavish)
 
@@ -376,11 +376,11 @@ def draft_beyond_the_budget(patch):
 def draft_beyond_the_context(patch):
     add = Drafting.add
 
-    def lavish(self, builder, *rest):
+    def lavish(self, builder, *rest, **others):
         limits = [(seq, seq.limit) for seq in builder.seqs]
         for seq, limit in limits:
             seq.limit = limit + 4
-        add(self, builder, *rest)
+        add(self, builder, *rest, **others)
         for seq, limit in limits:
             seq.limit = limit
 

@@ -135,19 +135,43 @@ def test_a_draft_has_the_price_of_steps_with_about_as_many_rows():
     of_prompt = times.of(chunk_of(100, 1, None))
     assert times.draft_price([100]) == of_prompt > 0  # nothing better is known
     alone = times.of(times.decoding([100]))
-    for _ in range(30):
-        times.learn(plan(decode(100, drafts=4)), alone + 4 * of_prompt / 8)
-    assert times.draft_price([100]) == pytest.approx(of_prompt / 8, rel=0.05)
-    assert times.draft_price([100] * 8) == of_prompt
-    assert times.of(chunk_of(100, 1, None)) == of_prompt  # chunks are not
+    for drafts in (2, 8, 32) * 20:
+        times.learn(plan(decode(100, drafts=drafts)), alone + drafts * of_prompt / 4)
+    assert times.draft_price([100]) == pytest.approx(of_prompt / 4, rel=0.1)
+    assert times.draft_price([100] * 8) == times.of(chunk_of(100, 1, None))
 
 
-def test_slow_steps_do_not_make_drafts_dearer_than_two_positions_of_a_prompt():
+def test_where_every_step_has_drafts_the_time_of_the_rest_is_learned_from_these():
+    """The first steps of a process are slow; what they took must not be believed for good."""
     times = taught()
-    of_prompt = times.of(chunk_of(100, 1, None))
-    for _ in range(30):
-        times.learn(plan(decode(100, drafts=2)), 1.0)
-    assert times.draft_price([100]) == 2 * of_prompt
+    alone, of_prompt = times.of(times.decoding([100])), times.of(chunk_of(100, 1, None))
+    for _ in range(8):
+        times.learn(plan(decode(100)), 2 * alone)
+    assert times.of(times.decoding([100])) > 1.7 * alone
+    for drafts in (2, 3, 8, 2, 16) * 12:
+        times.learn(plan(decode(100, drafts=drafts)), alone + drafts * of_prompt / 2)
+    assert times.of(times.decoding([100])) == pytest.approx(alone, rel=0.15)
+    assert times.draft_price([100]) == pytest.approx(of_prompt / 2, rel=0.15)
+
+
+def test_a_price_at_which_nothing_is_drafted_is_forgotten():
+    times = taught()
+    alone = times.of(times.decoding([100]))
+    for _ in range(10):
+        times.learn(plan(decode(100, drafts=2)), 3 * alone)
+    dear = times.draft_price([100])
+    for _ in range(150):
+        times.learn(plan(decode(100)), alone)
+    assert times.draft_price([100]) < 0.6 * dear
+    assert times.draft_price([100]) == pytest.approx(times.of(chunk_of(100, 1, None)), rel=0.1)
+
+
+def test_drafts_are_neither_dearer_than_two_positions_of_a_prompt_nor_free():
+    for seconds, factor in ((1.0, 2), (1e-5, 1 / 8)):
+        times = taught()
+        for _ in range(30):
+            times.learn(plan(decode(100, drafts=2)), seconds)
+        assert times.draft_price([100]) == factor * times.of(chunk_of(100, 1, None))
 
 
 def test_under_a_window_a_position_far_on_costs_what_one_at_its_end_does():

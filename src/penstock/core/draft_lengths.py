@@ -11,19 +11,29 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
-__all__ = ["DELAY", "Offer", "draft_lengths"]
+__all__ = ["AHEAD", "DELAY", "Offer", "draft_lengths"]
 
 DELAY = 0.25
 """The fraction by which drafts of some rows may lengthen a step while other rows have none: those would wait for
 nothing."""
 
+AHEAD = 0.5
+"""The part of a step's fixed time that counts as saved by a row that gets ahead of others."""
 
 Offer = Sequence[float]
 """For each token of a guess, the probability that it is right if the tokens before it are; below 1."""
 
 
 def draft_lengths(
-    offers: Sequence[Offer], rows: int, seconds: float, price: float, budget: int, target: float = inf
+    offers: Sequence[Offer],
+    rows: int,
+    seconds: float,
+    price: float,
+    budget: int,
+    target: float = inf,
+    *,
+    row_price: float = inf,
+    common: float = inf,
 ) -> list[int]:
     """How many tokens of each offer are worth their time, the likeliest first.
 
@@ -36,21 +46,28 @@ def draft_lengths(
         price: seconds that one more drafted position takes.
         budget: most drafts in all.
         target: seconds that a step with drafts may take, since readers of streams see the pause.
+        row_price: seconds that a row takes; inf to value every right token in full.
+        common: right tokens by which all rows get ahead alike; those after them are valued by `AHEAD`.
     """
-    counts = [0] * len(offers)
+    counts, ahead = [0] * len(offers), [0.0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
     brought, taken = float(rows), seconds
     longest = min(target, seconds * (1 + DELAY) if len(likeliest) < rows else inf)
     while likeliest and budget > 0:
         chance, index = -likeliest[0][0], likeliest[0][1]
-        if chance * taken < brought * price or (price > 0 and taken + price > longest):
+        value = taken / brought
+        if chance * value < price or (price > 0 and taken + price > longest):
             break
         heappop(likeliest)
+        leads = ahead[index] + chance > common
+        if leads and chance * (row_price + AHEAD * max(0.0, value - row_price)) < price:
+            continue
         counts[index] += 1
         budget -= 1
         brought += chance
         taken += price
+        ahead[index] += chance
         if counts[index] < len(offers[index]):
             heappush(likeliest, (-chance * offers[index][counts[index]], index))
     return counts

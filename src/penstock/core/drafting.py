@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, takewhile
+from math import inf
 from operator import mul
 
 from penstock.contract.events import DraftsJudged
@@ -26,6 +27,9 @@ __all__ = ["Drafting"]
 
 _MOST = 32
 """The most tokens of a guess that are considered."""
+
+_RECENT = 1 / 8
+"""The weight of a step in the average of what guesses promised."""
 
 
 class Drafting:
@@ -69,7 +73,7 @@ class Drafting:
                 prompt, salt = len(seq.request.prompt), seq.request.cache_salt
                 yield Draftable(seq.id, seq.tokens, most, prompt, salt, seq.foreseen)
 
-    def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int) -> None:
+    def add(self, builder: PlanBuilder, drafts: Sequence[Draft], spare: int, *, others_wait: bool = False) -> None:
         """Add drafts to rows, as far as they are worth their time and budget and blocks are left.
 
         Of two guesses for a sequence, the one with more expected tokens is taken. A draft ends before a stop id:
@@ -79,6 +83,7 @@ class Drafting:
             builder: holds all rows of the plan.
             drafts: guesses of other drafters than the draft model; several for one sequence follow each other.
             spare: blocks that must still be available afterwards.
+            others_wait: whether a sequence waits to take the place of one that ends.
         """
         if self._nowhere:
             return
@@ -87,21 +92,25 @@ class Drafting:
             given[draft.seq_id] = (*given.get(draft.seq_id, ()), draft)
         found: list[tuple[int, tuple[int, ...]]] = []
         offers: list[Offer] = []
+        common = inf
         for index, seq in enumerate(builder.seqs):
-            if (
-                not builder.rows[index].sample or seq.drawing > 1 or self._computes_nothing(seq)
-            ):  # its last token is not known
+            if not builder.rows[index].sample:
+                continue
+            if seq.drawing > 1 or self._computes_nothing(seq):  # its last token is not known
+                common = min(common, seq.promised)
                 continue
             guess, seq.offer, offer = given.get(seq.id, ()), None, seq.offer
             if not guess and offer is None:
+                common = min(common, _promise(seq, ()))
                 continue
             seq.guesses = self._ranked(seq, guess, () if offer is None else (offer,))
             tokens = _before(seq.stop_ids, [token for draft in seq.guesses[0] for token in draft.tokens])
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
             offers.append(self._chances_of(seq, seq.guesses[0])[: max(0, most)])
+            common = min(common, _promise(seq, offers[-1]))
         if found:
-            self._add_found(builder, found, offers, spare)
+            self._add_found(builder, found, offers, spare, inf if others_wait else common)
         if self.guessing is not None:
             self.guessing.choose_followed(builder)
             if builder.draft_budget > 0:
@@ -138,18 +147,25 @@ class Drafting:
         return [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
 
     def _add_found(
-        self, builder: PlanBuilder, found: Sequence[tuple[int, tuple[int, ...]]], offers: Sequence[Offer], spare: int
+        self,
+        builder: PlanBuilder,
+        found: Sequence[tuple[int, tuple[int, ...]]],
+        offers: Sequence[Offer],
+        spare: int,
+        common: float,
     ) -> None:
         """Add what was `found` (row number, tokens) to the rows, as far as it is worth its time."""
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
         drawing = [row.sample for row in builder.rows].count(True)
-        seconds = price = 0.0
+        seconds = price = row_price = 0.0
         if self._config.weigh_drafts:
             seconds, price = self._times.of(self._times.decoding(starts)), self._times.draft_price(starts)
+            row_price = self._times.row_price(starts)
         budget = builder.draft_budget
         if self._spares is not None:
             budget = min(budget, self._spares.available)
-        counts = draft_lengths(offers, drawing, seconds, price, budget, self._config.step_seconds)
+        value = {"row_price": row_price, "common": common}
+        counts = draft_lengths(offers, drawing, seconds, price, budget, self._config.step_seconds, **value)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 
@@ -172,6 +188,13 @@ class Drafting:
     def _computes_nothing(self, seq: Seq) -> bool:
         """Whether the next row of `seq` computes nothing, because its state has moved on: it draws where one waits."""
         return seq.draw_waits and self._spares is not None
+
+
+def _promise(seq: Seq, offer: Offer) -> float:
+    """Right tokens that the guesses of a sequence promise, now or in recent steps; notes those of `offer`."""
+    now = float(sum(accumulate(offer, mul)))
+    seq.promised += (now - seq.promised) * _RECENT
+    return max(now, seq.promised)
 
 
 def _before(stop_ids: frozenset[int], tokens: Iterable[int]) -> tuple[int, ...]:

@@ -271,7 +271,7 @@ class Scheduler:
             self._continue_running(builder, resting)
             stall = self._admit(builder) if self._waiting else None
         if (drafts or self.config.draft_context) and not self._suspects:
-            self._drafting.add(builder, drafts, self._admitter.spare())
+            self._drafting.add(builder, drafts, self._admitter.spare(), others_wait=bool(self._waiting))
         if self._states is not None:
             self._states.assign_states(builder)
         saves = ((), ()) if self._restoring is None else self._restoring.take_saves()

@@ -66,6 +66,7 @@ class Seq:
         offer: what the draft model guessed after the last token; None for nothing.
         lag: known positions that the draft model has not computed; None if unknown.
         judgements: how good earlier guesses were.
+        promised: right tokens that its guesses of recent steps promised, on average.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
         sought: whether its blocks were looked for in the store while it waits.
         stored: how many leading blocks were found there, or in memory.
@@ -95,6 +96,7 @@ class Seq:
         "limit",
         "newest_state",
         "offer",
+        "promised",
         "rank",
         "read",
         "request",
@@ -133,6 +135,7 @@ class Seq:
         self.offer: Draft | None = None
         self.lag: int | None = None
         self.judgements = Judgements()
+        self.promised = 0.0
         self.charged = 0
         self.sought = False
         self.stored = 0

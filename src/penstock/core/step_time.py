@@ -8,7 +8,8 @@ the least certain parts most. Parts change over time: all together, as when othe
 little on its own.
 
 A drafted position has a price of its own, learned from decoding steps with drafts. The price depends on the number of
-rows, because the products of a few rows cost little more than those of one. The time of a draft model is learned
+rows, because the products of a few rows cost little more than those of one. Such steps also correct what the rest of
+them takes: where every step has drafts, nothing else would. The time of a draft model is learned
 separately: for each pass through it, and for each position that it computes.
 
 No clock and no randomness, only sums, products and quotients: the same steps and seconds give the same numbers on every
@@ -41,6 +42,9 @@ _SELDOM = 4
 
 _UNPROVEN = 8
 """Number of steps after which a single one has bounded influence: the first ones of a process are slow."""
+
+_FORGETTING = 1 / 32
+"""The share by which what is known of a draft's price becomes less in a step without drafts."""
 
 _NOTHING = 1e-6
 """Seconds; no step takes less. Where less is expected, all parts of the step were set to 0: nothing is known of it."""
@@ -136,7 +140,8 @@ class StepTimes:
     def draft_price(self, starts: list[int]) -> float:
         """Seconds that a drafted position takes in a step with rows that decode at `starts`; 0.0 if nothing is known.
 
-        Never more than twice what one of a prompt takes, so that a few slow steps do not end drafting for good.
+        Never more than twice what one of a prompt takes, so that a few slow steps do not end drafting for good; nor
+        less than an eighth, so that a few quick ones do not make it free.
         """
         if not starts:
             return 0.0
@@ -145,7 +150,11 @@ class StepTimes:
         if learned is None:
             return of_prompt
         price = learned.of((1.0,))
-        return min(price, 2 * of_prompt) if of_prompt > 0 else price
+        return min(max(price, of_prompt / 8), 2 * of_prompt) if of_prompt > 0 else price
+
+    def row_price(self, starts: list[int]) -> float:
+        """Seconds that a row takes in a step with rows that decode at `starts`; 0.0 if nothing is known."""
+        return self.of(self.decoding(starts)._replace(steps=0.0)) / len(starts) if starts else 0.0
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """The plan took this long. Nothing is learned unless the time is positive and finite.
@@ -157,12 +166,24 @@ class StepTimes:
         starts = [row.start for row in plan.rows if _decodes(row)]
         decoding, chunks = self.decoding(starts), self._chunks_of(plan)
         drafts = float(sum([len(row.drafts) for row in plan.rows]))
-        if drafts and not chunks.positions:
-            prices = self._drafts.setdefault(len(starts).bit_length(), _Parts((1.0,)))
-            prices.learn((drafts,), seconds, self.of(decoding))
-        else:
-            self._with_chunks += chunks.positions > 0
-            self._steps.learn((*decoding, *chunks), seconds, drafts * self.draft_price(starts))
+        if not chunks.positions:
+            self._learn_price(starts, drafts, seconds, self.of(decoding))
+        self._with_chunks += chunks.positions > 0
+        self._steps.learn((*decoding, *chunks), seconds, drafts * self.draft_price(starts))
+
+    def _learn_price(self, starts: list[int], drafts: float, seconds: float, of_rows: float) -> None:
+        """A decoding step took this long, of which its rows are expected to take `of_rows`.
+
+        While drafts are too expensive to be computed nothing is seen of them, and their price falls to that of a
+        position of a prompt again.
+        """
+        rows = len(starts).bit_length()
+        if drafts:
+            self._drafts.setdefault(rows, _Parts((1.0,))).learn((drafts,), seconds, of_rows)
+        elif rows in self._drafts:
+            of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
+            if 0 < of_prompt < self._drafts[rows].of((1.0,)):
+                self._drafts[rows].forget((of_prompt,), _FORGETTING)
 
     def _chunks_of(self, plan: StepPlan) -> Chunks:
         positions = pairs = 0.0
@@ -212,6 +233,13 @@ class _Parts:
             self._correct(amounts, own, error, noise)
             self._drift(self._believed(amounts, seconds))
         self.learned += 1
+
+    def forget(self, seconds: tuple[float, ...], share: float) -> None:
+        """Move by a share towards `seconds`, and doubt it as much."""
+        for index, each in enumerate(seconds):
+            gap = share * (each - self._seconds[index])
+            self._seconds[index] += gap
+            self._doubts[index][index] += gap**2
 
     def _begin(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
         """Believe `units`, and doubt every part."""
