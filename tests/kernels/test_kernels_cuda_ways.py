@@ -44,6 +44,22 @@ def test_only_pieces_with_the_same_bits_are_multiplied(monkeypatch):
     row_pieces._sizes.cache_clear()
 
 
+def test_what_is_tried_lies_where_tensors_lie(monkeypatch):
+    tried = []
+
+    def alike(x, weight, bias, out_dtype, *, adds):
+        tried.extend([x, weight, bias])
+        return (256,)
+
+    monkeypatch.setattr(row_pieces, "alike_sizes", alike)
+    row_pieces._sizes.cache_clear()
+    row_pieces.linear_in_pieces(drawn(3, 32), drawn(9, 32), drawn(9))
+    row_pieces._sizes.cache_clear()
+    assert [tuple(each.shape) for each in tried] == [(1024, 32), (9, 32), (9,)]
+    assert {each.storage_offset() for each in tried} == {0}, "a kernel is chosen by alignment too"
+    assert not torch.equal(tried[0][:9], tried[1])
+
+
 @pytest.mark.parametrize("sizes", [(256,), (64, 256), (64, 128, 256, 1024)])
 def test_rows_are_cut_into_few_pieces(sizes):
     for rows in (1, 64, 65, 128, 129, 256, 257, 1000, 1024, 1100, 5000):

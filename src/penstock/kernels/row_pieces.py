@@ -130,7 +130,8 @@ def _sizes(form: _Form) -> tuple[int, ...]:
 
     def numbers(first: int, *shape: int) -> Tensor:
         count = math.prod(shape)
-        return drawn.repeat(-(-(first + count) // _PERIOD))[first : first + count].view(shape)
+        row = drawn.repeat(-(-(first + count) // _PERIOD))[first : first + count]
+        return row.clone().view(shape)  # at an address like any tensor's, by which kernels are chosen too
 
     x, weight = numbers(0, max(SIZES), inputs), numbers(1, outputs, inputs)
     return alike_sizes(x, weight, numbers(2, outputs) if form.biased else None, form.out_dtype, adds=form.adds)
