@@ -149,16 +149,22 @@ def q6_k_speed_rows(record: Record) -> Iterator[tuple[str, ...]]:
 
 
 def short_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Rates of the 4-bit file, its ratio to llama.cpp's, and the ratio of our best to the best peer."""
+    """Rates of the 4-bit file, and the ratios of our best to the best of each engine and to the best of all."""
     by_name = {each["name"]: each for each in record["contenders"]}
     ours, peers = ([each for each in by_name.values() if each["ours"] is own] for own in (True, False))
     streams = f"{_joined([str(count) for count in record['streams']])} streams"
     yield "", f"prefill, {streams}", f"decode, {streams}"
     yield "---", "---", "---"
     yield _cells("the 4-bit file, tokens a second", _rates, partial(rates, by_name["penstock (file)"]))
-    _, own, their = PAIRS[0]
-    yield _cells("times llama.cpp on the same file", _ratios, partial(ratios, by_name[own], by_name[their]))
-    yield _cells("our best format, times the best of these peers", _ratios, partial(best_ratios, ours, peers))
+    for engine, title in (
+        ("llama.cpp", "llama.cpp"),
+        ("ik_llama.cpp", "ik_llama.cpp"),
+        ("openvino-genai", "OpenVINO GenAI"),
+    ):
+        own = [each for each in peers if each["name"].partition(":")[0] == engine]
+        if own:
+            yield _cells(f"our best format / the best of {title}", _ratios, partial(best_ratios, ours, own))
+    yield _cells("our best format / the best of these peers", _ratios, partial(best_ratios, ours, peers))
 
 
 def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
@@ -221,6 +227,25 @@ _CUDA_RATES = (
     ("prompts", "prompt_tokens_per_second", "share_of_products"),
     ("decode", "tokens_per_second", "share_of_bandwidth"),
 )
+
+
+def guess_rows(record: Record) -> Iterator[tuple[str, ...]]:
+    """What guesses save, by task and streams: rates with them by those without."""
+    ratios: dict[str, dict[int, float]] = {}
+    for row in record["rows"]:
+        ratios.setdefault(row["task"], {})[row["streams"]] = row["ratio"]
+    streams = list(next(iter(ratios.values())))
+    yield "", *(_counted(each, "stream") for each in streams)
+    yield "---", *("---" for _ in streams)
+    for task, by in ratios.items():
+        yield _TASKS.get(task, task), *(f"{by[each]:.2f}" for each in streams)
+
+
+_TASKS = {
+    "code edit": "a file with one name changed",
+    "JSON extraction": "records in JSON, by a schema",
+    "summary with quotes": "a summary with quotes",
+}
 
 
 def _counted(count: int, what: str) -> str:
@@ -297,6 +322,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "start": ("start", start_rows),
     "shapes": ("shapes", shape_rows),
     "on-cuda": ("cuda", on_cuda_rows),
+    "guesses": ("speculate", guess_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
 }

@@ -198,7 +198,7 @@ def test_heads_that_the_kernel_does_not_support_go_to_torch():
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_recorded_step_is_told_which_tokens_there_are(drafts):
+def test_a_captured_step_is_told_which_tokens_there_are(drafts):
     rows = torch.tensor([0, 1, 1]).int().to(DEVICE) if drafts else None
     table = torch.tensor([[5, 6], [7, 8], [9, 4]]).int().to(DEVICE)[: 2 if drafts else 3]
     numbers = [torch.tensor(values).to(DEVICE) for values in ([30, 31, 32], [4, 2, 3], [20, 34, 35])]

@@ -1,4 +1,4 @@
-"""What a recorded step reads, filled in by one kernel: copies would be a launch each."""
+"""What a captured step reads, filled in by one kernel: copies would be a launch each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fill_step(
     rows: Tensor | None,
     into: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Fill a recorded step's inputs for T tokens, and mark its other N - T as absent.
+    """Fill a captured step's inputs for T tokens, and mark its other N - T as absent.
 
     Args:
         token_ids: `[T]` int64.
@@ -68,7 +68,7 @@ def fill_step(
             `triton_attention.Tiles`, each token a tile; and tables `[N, M or more]` int32.
     """
     tables = into[-1]
-    assert table.shape[1] <= tables.shape[1], "a row of the table is longer than what was recorded"
+    assert table.shape[1] <= tables.shape[1], "a row of the table is longer than what was captured"
     size = min(triton.next_power_of_2(max(table.shape[1], 1)), 1024)
     given = write_slots if rows is None else rows  # a pointer that is not read
     _fill[(len(tables),)](

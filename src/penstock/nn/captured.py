@@ -1,10 +1,10 @@
 """Runs a program on CUDA, small steps as CUDA graphs: launched once as a whole, not operation by operation.
 
 A decode step of a small model is hundreds of launches, and the host takes longer to make them than the device to
-compute. A graph is recorded for each size of step when it first comes, and replayed with other contents. Steps of more
+compute. A graph is captured for each size of step when it first comes, and replayed with other contents. Steps of more
 tokens, and programs with operations that wait for the device, go to the reference on the same backend.
 
-Decides which steps are recorded, and how a step's rows become a graph's inputs: token by token, each with its own row
+Decides which steps are captured, and how a step's rows become a graph's inputs: token by token, each with its own row
 of the block table, so that decode rows, drafts and short prompts are the same to it. Bits are those of the reference:
 the operations are its own.
 """
@@ -45,19 +45,19 @@ from penstock.nn.reference import ReferenceExecutor
 __all__ = ["CapturedExecutor", "why_not_captured"]
 
 _SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
-"""Tokens of the steps that are recorded; a step is filled up to the next of them."""
+"""Tokens of the steps that are captured; a step is filled up to the next of them."""
 
 _SEGMENTS = (1, 4, 16, 64, 256)
 """Segments of positions that the longest sequence of a step may have, likewise."""
 
 _MOST = 4096
-"""Tokens times segments of a recorded step, at most: what attention sets aside grows with them."""
+"""Tokens times segments of a captured step, at most: what attention sets aside grows with them."""
 
 _CAPTURABLE = (Embed, Norm, Linear, Activate, NormHeads, Rotate, AttendOperation, Gate, Scale, Regroup)
 
 
 def why_not_captured(program: Program) -> str | None:
-    """The reason why no step of a program is recorded, in words; None if small ones are."""
+    """The reason why no step of a program is captured, in words; None if small ones are."""
     for operation in program.operations():
         if not isinstance(operation, _CAPTURABLE):
             return f"{type(operation).__name__} waits for the device"
@@ -134,21 +134,21 @@ class _TokenAttend:
 
     def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:  # noqa: ARG002
         """See `Attend`."""
-        raise AssertionError("recurrent state is not recorded")
+        raise AssertionError("recurrent state is not captured")
 
 
-Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
-"""Records what a function does: its result, and a function that does it again, with a result in the same place."""
+Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
+"""Captures what a function does: its result, and a function that does it again, with a result in the same place."""
 
 
 class _Graphs:
-    """Records CUDA graphs, which share memory: each is done before the next begins."""
+    """Captures CUDA graphs, which share memory: each is done before the next begins."""
 
     def __init__(self) -> None:
         self._memory: tuple[int, int] | None = None
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """See `Record`."""
+        """See `Capture`."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):
             out = work()
@@ -157,7 +157,7 @@ class _Graphs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
+class _CapturedStep:
     """A graph, what it reads and writes, and the caches that it is for."""
 
     replay: Callable[[], object]
@@ -173,17 +173,17 @@ class CapturedExecutor:
         program: what to compute; `why_not_captured` has no objection.
         dtype: dtype of the activations.
         backend: computes each operation.
-        record: records graphs; None for CUDA's.
+        capture: captures graphs; None for CUDA's.
     """
 
     def __init__(
-        self, program: Program, dtype: torch.dtype, backend: CudaBackend, record: Record | None = None
+        self, program: Program, dtype: torch.dtype, backend: CudaBackend, capture: Capture | None = None
     ) -> None:
         self.program = program
         self._reference = ReferenceExecutor(program, dtype, backend)
         self._backend = backend
-        self._recordings: dict[tuple[int, int], _Recording] = {}
-        self._record_graph = record or _Graphs()
+        self._captured: dict[tuple[int, int], _CapturedStep] = {}
+        self._capture_graph = capture or _Graphs()
 
     @property
     def shape(self) -> ModelShape:
@@ -192,16 +192,15 @@ class CapturedExecutor:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward`."""
-        size = self._size(len(token_ids), attend) if isinstance(attend, PagedAttend) else None
+        size = self._size(len(token_ids), attend)
         if size is None:
             return self._reference.forward(token_ids, positions, attend)
-        assert isinstance(attend, PagedAttend)
-        recording = self._recordings.get(size)
-        if recording is None or recording.keys is not attend.keys:
-            return self._record(size, token_ids, positions, attend)
-        recording.inputs.fill(token_ids, positions, attend)
-        recording.replay()
-        return recording.out[: len(token_ids)].clone()
+        captured = self._captured.get(size)
+        if captured is None or captured.keys is not attend.keys:
+            return self._capture(size, token_ids, positions, attend)
+        captured.inputs.fill(token_ids, positions, attend)
+        captured.replay()
+        return captured.out[: len(token_ids)].clone()
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """See `CausalLM.forward_given`."""
@@ -211,17 +210,17 @@ class CapturedExecutor:
         """See `CausalLM.logits`."""
         return self._reference.logits(hidden)
 
-    def _size(self, tokens: int, attend: PagedAttend) -> tuple[int, int] | None:
-        """Tokens and segments of the graph for a step; None if it is not recorded."""
-        if SEGMENT % attend.keys[0].shape[1] or not tokens:
+    def _size(self, tokens: int, attend: Attend) -> tuple[int, int] | None:
+        """Tokens and segments of the graph for a step; None if it is not captured."""
+        if not isinstance(attend, PagedAttend) or SEGMENT % attend.keys[0].shape[1] or not tokens:
             return None
         needed = -(-int(attend.kv_len.max()) // SEGMENT)
         size = next((each for each in _SIZES if each >= tokens), 0)
         segments = next((each for each in _SEGMENTS if each >= needed), 0)
         return (size, segments) if 0 < size * segments <= _MOST else None
 
-    def _record(self, size: tuple[int, int], token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
-        """Compute a step, and record the graph for the next of its size."""
+    def _capture(self, size: tuple[int, int], token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
+        """Compute a step, and capture the graph for the next of its size."""
         inputs = _Inputs.of(*size, attend.keys[0].shape[1], token_ids.device)
         inputs.fill(token_ids, positions, attend)
         step = _TokenAttend(self._backend, attend.keys, attend.values, inputs.write_slots, inputs.tiles)
@@ -230,6 +229,6 @@ class CapturedExecutor:
             return self._reference.forward(inputs.token_ids, inputs.positions, step)
 
         computed = work()  # which compiles what it needs
-        out, replay = self._record_graph(work)
-        self._recordings[size] = _Recording(replay, inputs, out, attend.keys)
+        out, replay = self._capture_graph(work)
+        self._captured[size] = _CapturedStep(replay, inputs, out, attend.keys)
         return computed[: len(token_ids)]
