@@ -211,7 +211,7 @@ def _product_times(bench: Bench, x: Tensor, weight: Tensor) -> Record:
     """Seconds of one row and of more, in pieces and at once."""
     taken = {}
     for rows in (1, 64, 128, 256, 2048):
-        of = row_pieces.roomy(x, (rows, x.shape[1])).copy_(x[:rows])
+        of = row_pieces.empty_with_room(x, (rows, x.shape[1])).copy_(x[:rows])
         taken[f"{rows} at once"] = bench.seconds(lambda of=of: torch.nn.functional.linear(of, weight), 20)
         taken[f"{rows} in pieces"] = bench.seconds(lambda of=of: row_pieces.linear_in_pieces(of, weight), 20)
     return taken

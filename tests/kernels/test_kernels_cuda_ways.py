@@ -13,13 +13,14 @@ from penstock.kernels.cuda_attention import CudaAttention
 from penstock.kernels.head_projection import project_heads
 from penstock.kernels.norm import rms_norm_reference
 from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.step_cache import StepCache
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 200, 1300])
 @pytest.mark.parametrize("bias", [None, drawn(9, seed=2)])
 def test_products_in_pieces_are_products(rows, bias):
     x, weight = drawn(rows, 40), drawn(9, 20, seed=1)
-    for part in (x[:, :20], x[:, 20:].contiguous(), row_pieces.roomy(x, (rows, 20)).copy_(x[:, :20])):
+    for part in (x[:, :20], x[:, 20:].contiguous(), row_pieces.empty_with_room(x, (rows, 20)).copy_(x[:, :20])):
         expected = torch.nn.functional.linear(part, weight, bias)
         torch.testing.assert_close(row_pieces.linear_in_pieces(part, weight, bias), expected)
 
@@ -72,7 +73,7 @@ def test_rows_are_cut_into_few_pieces(sizes):
 
 
 def test_padding_takes_no_copy_where_there_is_room():
-    made = row_pieces.roomy(drawn(1), (3, 5))
+    made = row_pieces.empty_with_room(drawn(1), (3, 5))
     assert row_pieces.filled_up(made, 256).data_ptr() == made.data_ptr()
     whole = drawn(3, 5)
     padded = row_pieces.filled_up(whole, 64)
@@ -85,7 +86,7 @@ def test_padding_takes_no_copy_where_there_is_room():
 def test_a_residual_is_added_where_it_lies_if_all_of_its_memory_is_its_own(rows, bias):
     x, weight, before = drawn(rows, 20), drawn(9, 20, seed=1), drawn(rows, 9, seed=3)
     expected = before + torch.nn.functional.linear(x, weight, bias)
-    residual = row_pieces.roomy(x, (rows, 9)).copy_(before)
+    residual = row_pieces.empty_with_room(x, (rows, 9)).copy_(before)
     made = row_pieces.linear_in_pieces(x, weight, bias, residual=residual)
     torch.testing.assert_close(made, expected)
     assert (made.data_ptr() == residual.data_ptr()) == (bias is None)
@@ -144,6 +145,11 @@ def test_a_step_is_known_by_its_block_table():
     for rows in ([0, 1], [2], [1, 4]):
         given = step(rows, 16, 16)
         torch.testing.assert_close(attend(*given, spec), paged_attention_reference(*given, spec))
-        groups = attend.groups
-        attend(*given, spec)
-        assert attend.groups is groups
+        torch.testing.assert_close(attend(*given, spec), paged_attention_reference(*given, spec))
+
+
+def test_what_layers_have_in_common_is_made_once_a_step():
+    cache, made, step_one = StepCache(), [], torch.zeros(2, 3)
+    for table, key in [(step_one, "a"), (step_one, "a"), (step_one, "b"), (step_one.clone(), "a"), (step_one, "a")]:
+        assert cache.get(table, key, lambda: made.append(0) or len(made)) == len(made)
+    assert len(made) == 4, "the second layer of the first step found what the first had made"

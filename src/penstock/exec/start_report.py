@@ -35,11 +35,11 @@ def computing_line(backend: Backend, dtype: torch.dtype, threads: int) -> str:
 
     Torch's matrix products choose their order of summation by shape, so batch and chunks may change the last bits.
     """
-    said = f"compiled {backend.isa} kernels, exact bit for bit" if backend.exact else _torch_kernels(backend)
+    said = f"compiled {backend.isa} kernels, exact bit for bit" if backend.exact else _uncompiled_kernels(backend)
     return f"runs on          {backend.device}, {_name(dtype)}, {threads} threads, {said}"
 
 
-def _torch_kernels(backend: Backend) -> str:
+def _uncompiled_kernels(backend: Backend) -> str:
     if backend.name == "cuda":
         return "Triton kernels between torch's products"
     if backend.device != _HOST:

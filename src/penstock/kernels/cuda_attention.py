@@ -12,7 +12,8 @@ per step, not once per layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.paged_attention import paged_attention_reference
+from penstock.kernels.step_cache import StepCache
 
 __all__ = ["CudaAttention"]
 
@@ -54,17 +56,15 @@ class _Group(NamedTuple):
     bias: Tensor
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CudaAttention:
     """Attention for one backend; caches the groups and masks of the last step.
 
     Attributes:
-        step: the block table of that step, which identifies it: every step has its own table.
         groups: the groups of that step, by spec and query dtype.
     """
 
-    step: Tensor | None = None
-    groups: dict[tuple[AttentionSpec, torch.dtype], tuple[_Group, ...]] | None = None
+    groups: StepCache[list[_Group]] = field(default_factory=StepCache)
 
     def __call__(
         self,
@@ -81,27 +81,13 @@ class CudaAttention:
         if spec.softcap is not None:
             return paged_attention_reference(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
         out = q.new_empty((*q.shape[:2], v_cache.shape[-1]))
-        for group in self._groups(q.dtype, k_cache.shape[1], q_start, kv_len, block_table, spec):
+        make = partial(_grouped, q.dtype, k_cache.shape[1], q_start, kv_len, block_table, spec)
+        for group in self.groups.get(block_table, (spec, q.dtype), make):
             if group.tokens is None:
                 out = _attend(q, k_cache, v_cache, group, spec.scale, sinks)
             else:
                 out[group.tokens] = _attend(q[group.tokens], k_cache, v_cache, group, spec.scale, sinks)
         return out
-
-    def _groups(
-        self,
-        dtype: torch.dtype,
-        block_size: int,
-        q_start: Tensor,
-        kv_len: Tensor,
-        block_table: Tensor,
-        spec: AttentionSpec,
-    ) -> tuple[_Group, ...]:
-        if self.step is not block_table or self.groups is None:
-            self.step, self.groups = block_table, {}
-        if (spec, dtype) not in self.groups:
-            self.groups[spec, dtype] = tuple(_grouped(dtype, block_size, q_start, kv_len, block_table, spec))
-        return self.groups[spec, dtype]
 
 
 def _grouped(

@@ -7,23 +7,17 @@ than `triton_attention.MAX_HEAD_DIM` goes to torch's memory-efficient kernel (`c
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from penstock.kernels import triton_attention, triton_rows
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.step_cache import StepCache
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.kernels.triton_attention import Tiles
 
 __all__ = ["CudaBackend"]
-
-
-@dataclass(slots=True)
-class _LastTiles:
-    """Tiles of the last step, which is told by its block table, by query heads to a key head and key heads."""
-
-    table: Tensor | None = None
-    tiles: dict[tuple[int, int], Tiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +25,7 @@ class CudaBackend(TorchBackend):
     """A `Backend` of Triton kernels on one CUDA device."""
 
     name: str = "cuda"
-    _last: _LastTiles = field(default_factory=_LastTiles, repr=False, compare=False)
+    _tiles: StepCache[Tiles] = field(default_factory=StepCache, repr=False, compare=False)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Backend.rms_norm`."""
@@ -70,12 +64,8 @@ class CudaBackend(TorchBackend):
         groups = q.shape[1] // kv_heads
         if triton_attention.why_not(q.shape[2], groups, latent=not v_cache.is_contiguous()):
             return TorchBackend.paged_attention(self, q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks)
-        if self._last.table is not block_table:
-            self._last.table, self._last.tiles = block_table, {}
-        tiles = self._last.tiles.get((groups, kv_heads))
-        if tiles is None:
-            tiles = triton_attention.tiles_of(q_start, kv_len, block_table, groups, kv_heads)
-            self._last.tiles[groups, kv_heads] = tiles
+        make = partial(triton_attention.tiles_of, q_start, kv_len, block_table, groups, kv_heads)
+        tiles = self._tiles.get(block_table, (groups, kv_heads), make)
         return self.attend_tiles(q, k_cache, v_cache, tiles, spec, sinks)
 
     def attend_tiles(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["SIZES", "STANDARD", "alike_sizes", "filled_up", "linear_in_pieces", "pieces", "roomy"]
+__all__ = ["SIZES", "STANDARD", "alike_sizes", "filled_up", "linear_in_pieces", "pieces", "empty_with_room"]
 
 STANDARD = 256
 """The size that every other is compared with."""
@@ -50,17 +50,17 @@ def linear_in_pieces(
         residual: `[T, N]` in the dtype of `x`, or None. It may be overwritten: the result may lie in its place.
 
     Returns:
-        `[T, N]`, contiguous, with `roomy` memory behind it.
+        `[T, N]`, contiguous, made by `empty_with_room`.
     """
     adds = residual is not None and bias is None and residual.dtype == x.dtype == (out_dtype or x.dtype)
     made = x.dtype if bias is not None or residual is not None else out_dtype or x.dtype
-    form = _Form(tuple(weight.shape), x.dtype, made, bias is not None, adds, x.device)
-    cut = _cut(len(x), _sizes(form))
+    product = _Product(tuple(weight.shape), x.dtype, made, bias is not None, adds, x.device)
+    cut = _cut(len(x), _sizes(product))
     filled = filled_up(x, sum(cut))
     if adds and residual is not None:
         out = filled_up(residual, sum(cut), to_write=True)
     else:
-        out = roomy(x, (sum(cut), len(weight)), made)
+        out = empty_with_room(x, (sum(cut), len(weight)), made)
     for piece, result in zip(filled.split(cut), out.split(cut), strict=True):
         _multiply(piece, weight.t(), bias, result, adds)
     out = out[: len(x)]
@@ -74,7 +74,7 @@ def pieces(x: Tensor) -> Iterator[Tensor]:
     return iter(x.split(STANDARD))
 
 
-def roomy(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+def empty_with_room(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
     """Uninitialised `[T, ...]` on the device of `like`, contiguous, followed by memory up to a multiple of `STANDARD`.
 
     So what is computed into it can be padded in place.
@@ -87,7 +87,7 @@ def filled_up(x: Tensor, rows: int | None = None, *, to_write: bool = False) -> 
     """`x` padded with arbitrary rows to `rows`, or to whole pieces; contiguous, so that all pieces have equal strides.
 
     A view if `x` is contiguous and has memory behind it, else a copy; `to_write`, a view only if `x` is all that its
-    memory was made for, as `roomy` makes it.
+    memory was made for, as `empty_with_room` makes it.
     """
     wanted = -(-len(x) // STANDARD) * STANDARD if rows is None else rows
     if x.is_contiguous():
@@ -111,7 +111,7 @@ def _cut(rows: int, sizes: tuple[int, ...]) -> list[int]:
     return cut
 
 
-class _Form(NamedTuple):
+class _Product(NamedTuple):
     """What a library chooses a kernel by, but for the number of rows."""
 
     shape: tuple[int, ...]
@@ -123,10 +123,10 @@ class _Form(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _sizes(form: _Form) -> tuple[int, ...]:
-    outputs, inputs = form.shape
+def _sizes(product: _Product) -> tuple[int, ...]:
+    outputs, inputs = product.shape
     draw = torch.Generator().manual_seed(0)
-    drawn = torch.randn(_PERIOD, generator=draw).to(form.device, form.dtype)
+    drawn = torch.randn(_PERIOD, generator=draw).to(product.device, product.dtype)
 
     def numbers(first: int, *shape: int) -> Tensor:
         count = math.prod(shape)
@@ -134,7 +134,7 @@ def _sizes(form: _Form) -> tuple[int, ...]:
         return row.clone().view(shape)  # at an address like any tensor's, by which kernels are chosen too
 
     x, weight = numbers(0, max(SIZES), inputs), numbers(1, outputs, inputs)
-    return alike_sizes(x, weight, numbers(2, outputs) if form.biased else None, form.out_dtype, adds=form.adds)
+    return alike_sizes(x, weight, numbers(2, outputs) if product.biased else None, product.out_dtype, adds=product.adds)
 
 
 def alike_sizes(

@@ -24,10 +24,10 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.row_pieces import roomy
+from penstock.kernels.row_pieces import empty_with_room
 from penstock.kernels.triton_rows import EXACT, tanh
 
-__all__ = ["MAX_HEAD_DIM", "ROWS", "SEGMENT", "Tiles", "attend_tiles", "tiles_of", "why_not"]
+__all__ = ["MAX_HEAD_DIM", "PLACES", "ROWS", "SEGMENT", "Tiles", "attend_tiles", "tiles_of", "why_not"]
 
 ROWS = 64
 """The most rows of a tile."""
@@ -46,7 +46,8 @@ MAX_HEAD_DIM = 256
 _BUSY = 256
 """Programs that keep a device busy: with as many tiles, segments are not shared out."""
 
-_PLACES = 5  # numbers that describe a tile
+PLACES = tl.constexpr(5)
+"""Numbers that describe a tile."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +85,7 @@ def tiles_of(q_start: Tensor, kv_len: Tensor, table: Tensor, groups: int, kv_hea
     tiles = -(-counts // most)
     row = np.repeat(np.arange(len(counts)), tiles)
     offset = (np.arange(len(row)) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * most
-    places = np.empty((len(row), _PLACES), dtype=np.int32)
+    places = np.empty((len(row), PLACES.value), dtype=np.int32)
     places[:, 0] = bounds[row] + offset
     places[:, 1] = np.minimum(counts[row] - offset, most)
     places[:, 2] = row
@@ -99,11 +100,11 @@ def tiles_of(q_start: Tensor, kv_len: Tensor, table: Tensor, groups: int, kv_hea
 @triton.jit
 def _visible(places, tile, AHEAD: tl.constexpr, WINDOW: tl.constexpr):
     """The first token of a tile, number of tokens, table row, position, length, and the positions that it sees."""
-    first = tl.load(places + tile * 5).to(tl.int64)
-    count = tl.load(places + tile * 5 + 1)
-    row = tl.load(places + tile * 5 + 2).to(tl.int64)
-    position = tl.load(places + tile * 5 + 3)
-    length = tl.load(places + tile * 5 + 4)
+    first = tl.load(places + tile * PLACES).to(tl.int64)
+    count = tl.load(places + tile * PLACES + 1)
+    row = tl.load(places + tile * PLACES + 2).to(tl.int64)
+    position = tl.load(places + tile * PLACES + 3)
+    length = tl.load(places + tile * PLACES + 4)
     low = position * 0
     if WINDOW > 0:
         low = tl.maximum(position + 1 - WINDOW, 0)
@@ -112,6 +113,13 @@ def _visible(places, tile, AHEAD: tl.constexpr, WINDOW: tl.constexpr):
         high = tl.minimum(length, position + count + AHEAD)
     high = tl.where(count > 0, high, low)
     return first, count, row, position, length, low, high
+
+
+@triton.jit
+def _nothing(N_ROWS: tl.constexpr, DV: tl.constexpr):
+    """Maximum, sum and weighted values of no positions."""
+    top = tl.full((N_ROWS,), float("-inf"), tl.float32)
+    return top, tl.zeros((N_ROWS,), tl.float32), tl.zeros((N_ROWS, DV), tl.float32)
 
 
 @triton.jit
@@ -126,14 +134,16 @@ def _merged(top, total, mixed, other_top, other_total, other_mixed):
 
 
 @triton.jit
-def _finished(top, total, mixed, sinks, head, valid, SINKS: tl.constexpr):
+def _store(place, inside, top, total, mixed, sinks, head, valid, SINKS: tl.constexpr):
+    """Store what a tile's queries attend to, once all positions and the sinks are in."""
     if SINKS:
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32)
         base = tl.maximum(top, sink)
         kept = tl.exp(top - base)
         total = total * kept + tl.exp(sink - base)
         mixed = mixed * kept[:, None]
-    return mixed / tl.where(total == 0.0, 1.0, total)[:, None]  # 0 in rows without a query
+    mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]  # 0 in rows without a query
+    tl.store(place, mixed.to(place.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -160,9 +170,7 @@ def _segment_mixed(
     CAPPED: tl.constexpr,
 ):
     """Maximum `[N_ROWS]`, sum, and weighted values `[N_ROWS, DV]` of the positions from `low` to `high`."""
-    top = tl.full((N_ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((N_ROWS,), tl.float32)
-    mixed = tl.zeros((N_ROWS, DV), tl.float32)
+    top, total, mixed = _nothing(N_ROWS, DV)
     d, dv = tl.arange(0, D), tl.arange(0, DV)
     for start in range(low // N_KEYS * N_KEYS, high, N_KEYS):
         at = start + tl.arange(0, N_KEYS)
@@ -266,9 +274,7 @@ def _attend(
                 mask=used[:, None] & (dv < value_width)[None, :],
             )
     else:
-        top = tl.full((N_ROWS,), float("-inf"), tl.float32)
-        total = tl.zeros((N_ROWS,), tl.float32)
-        mixed = tl.zeros((N_ROWS, DV), tl.float32)
+        top, total, mixed = _nothing(N_ROWS, DV)
         for segment in range(low // N_SEGMENT, tl.cdiv(high, N_SEGMENT)):
             other_top, other_total, other_mixed = _segment_mixed(
                 asked, keys, values, table,
@@ -277,12 +283,9 @@ def _attend(
                 BLOCK, N_ROWS, N_KEYS, D, DV, CAPPED,
             )  # fmt: skip
             top, total, mixed = _merged(top, total, mixed, other_top, other_total, other_mixed)
-        result = _finished(top, total, mixed, sinks, head, valid, SINKS)
-        tl.store(
-            out + ((first + token)[:, None] * heads + head[:, None]) * value_width + dv[None, :],
-            result.to(out.dtype.element_ty),
-            mask=valid[:, None] & (dv < value_width)[None, :],
-        )
+        place = out + ((first + token)[:, None] * heads + head[:, None]) * value_width + dv[None, :]
+        inside = valid[:, None] & (dv < value_width)[None, :]
+        _store(place, inside, top, total, mixed, sinks, head, valid, SINKS)
 
 
 @triton.jit
@@ -312,9 +315,7 @@ def _merge_segments(
     token, head = m // GROUPS, kv_head * GROUPS + m % GROUPS
     valid = (token < count) & (m < USED)
     inside = valid[:, None] & (dv < value_width)[None, :]
-    top = tl.full((N_ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((N_ROWS,), tl.float32)
-    mixed = tl.zeros((N_ROWS, DV), tl.float32)
+    top, total, mixed = _nothing(N_ROWS, DV)
     begin = low // N_SEGMENT
     for segment in range(begin, tl.cdiv(high, N_SEGMENT)):
         at = ((tile.to(tl.int64) * kv_heads + kv_head) * parts + segment - begin) * USED + m
@@ -322,12 +323,8 @@ def _merge_segments(
         other_total = tl.load(totals + at, mask=valid, other=0.0)
         other_mixed = tl.load(mixtures + at[:, None] * value_width + dv[None, :], mask=inside, other=0.0)
         top, total, mixed = _merged(top, total, mixed, other_top, other_total, other_mixed)
-    result = _finished(top, total, mixed, sinks, head, valid, SINKS)
-    tl.store(
-        out + ((first + token)[:, None] * heads + head[:, None]) * value_width + dv[None, :],
-        result.to(out.dtype.element_ty),
-        mask=inside,
-    )
+    place = out + ((first + token)[:, None] * heads + head[:, None]) * value_width + dv[None, :]
+    _store(place, inside, top, total, mixed, sinks, head, valid, SINKS)
 
 
 def attend_tiles(
@@ -344,13 +341,13 @@ def attend_tiles(
         sinks: `[Hq]` float32, or None.
 
     Returns:
-        `[T, Hq, Dv]`, contiguous, with `roomy` memory behind it; undefined for tokens that no tile has.
+        `[T, Hq, Dv]`, contiguous, made by `empty_with_room`; undefined for tokens that no tile has.
     """
     tokens, heads, width = q.shape
     _, block, kv_heads, value_width = v_cache.shape
     if q.stride(1) != width or q.stride(2) != 1:
         q = q.contiguous()
-    out = roomy(q, (tokens, heads, value_width))
+    out = empty_with_room(q, (tokens, heads, value_width))
     count, groups = len(tiles.places), heads // kv_heads
     if not count:
         return out

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.row_pieces import roomy
+from penstock.kernels.row_pieces import empty_with_room
 
 __all__ = ["ACTIVATIONS", "EXACT", "activate", "rms_norm", "rotate", "tanh", "write_kv"]
 
@@ -54,7 +54,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `norm.rms_norm_reference`, for `x` `[T, H]` or `[T, heads, H]`, whose rows may be strided."""
     x = _aligned(x)
     heads, width = (x.shape[1] if x.dim() == 3 else 1), x.shape[-1]
-    out = roomy(x, tuple(x.shape))
+    out = empty_with_room(x, tuple(x.shape))
     size = triton.next_power_of_2(width)
     if len(x):
         _rms_norm[len(x), heads](
@@ -117,7 +117,7 @@ def activate(x: Tensor, activation: str) -> Tensor:
     """Apply one of `ACTIVATIONS` to `x` `[T, F]`, or `[T, 2 * F]` if it is gated: `[T, F]`."""
     gated = activation.endswith("_and_mul")
     width = x.shape[1] // 2 if gated else x.shape[1]
-    out = roomy(x, (len(x), width))
+    out = empty_with_room(x, (len(x), width))
     if x.stride(1) != 1:
         x = x.contiguous()
     if len(x):

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.triton_attention import PLACES
+
 __all__ = ["fill_step"]
 
 
@@ -33,11 +35,11 @@ def _fill(
     tl.store(into_ids + at, tl.load(token_ids + at, mask=there, other=0))
     tl.store(into_positions + at, position)
     tl.store(into_slots + at, tl.load(write_slots + at, mask=there, other=-1))
-    tl.store(into_places + at * 5, at)
-    tl.store(into_places + at * 5 + 1, there.to(tl.int32))
-    tl.store(into_places + at * 5 + 2, at)
-    tl.store(into_places + at * 5 + 3, position.to(tl.int32))
-    tl.store(into_places + at * 5 + 4, position.to(tl.int32) + 1)
+    tl.store(into_places + at * PLACES, at)
+    tl.store(into_places + at * PLACES + 1, there.to(tl.int32))
+    tl.store(into_places + at * PLACES + 2, at)
+    tl.store(into_places + at * PLACES + 3, position.to(tl.int32))
+    tl.store(into_places + at * PLACES + 4, position.to(tl.int32) + 1)
     row = at.to(tl.int64)
     if HAS_ROWS:
         row = tl.load(rows + at, mask=there, other=0).to(tl.int64)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from penstock.kernels import triton_attention
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.cuda_backend import CudaBackend
 from penstock.kernels.state_runs import StateRuns
-from penstock.kernels.triton_attention import SEGMENT, Tiles
+from penstock.kernels.triton_attention import PLACES, SEGMENT, Tiles
 from penstock.kernels.triton_step import fill_step
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
@@ -90,17 +89,15 @@ class _Inputs:
     def of(cls, tokens: int, segments: int, block_size: int, device: torch.device) -> _Inputs:
         """Inputs of this size, of no tokens yet."""
         numbers = torch.zeros(3, tokens, dtype=torch.int64, device=device)
-        places = torch.zeros(tokens, 5, dtype=torch.int32, device=device)
+        places = torch.zeros(tokens, PLACES.value, dtype=torch.int32, device=device)
         table = torch.zeros(tokens, segments * SEGMENT // block_size, dtype=torch.int32, device=device)
         return cls(*numbers, Tiles(places, table, segments, 1))
 
     def fill(self, token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> None:
         """Take in a step of at most as many tokens."""
-        counts = [end - first for first, end in pairwise(attend.q_start.tolist())]
-        rows = None
-        if len(counts) < len(token_ids):  # which rows have several tokens
-            of_rows = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
-            rows = of_rows.to(token_ids.device)
+        counts, rows = attend.q_start.diff(), None
+        if len(counts) < len(token_ids):  # some rows have several tokens
+            rows = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(counts).to(token_ids.device)
         written = self.token_ids, self.positions, self.write_slots, self.tiles.places, self.tiles.table
         fill_step(token_ids, positions, attend.write_slots, attend.block_table, rows, written)
 
