@@ -27,10 +27,11 @@ def test_sums_on_a_device_are_those_of_the_cpu(width):
     assert running.shape == (3, width)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def test_a_row_alone_has_the_sums_that_it_has_among_others(device):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
     x = drawn(40, 5003).to(device)
     probabilities = x.softmax(-1)
     sums, running = row_sums(x), running_sums(probabilities)

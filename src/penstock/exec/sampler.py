@@ -25,7 +25,7 @@ from penstock.kernels.backend import Choose
 from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES, RowStage, RowViews, Stage, uniform
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
-from penstock.sampling.row_sums import UNITS
+from penstock.sampling.row_sums import running_sums
 
 __all__ = [
     "RowSampling",
@@ -268,12 +268,8 @@ def _draw(staged: Tensor, uniforms: Sequence[float]) -> Tensor:
     Tokens are in vocabulary order; the first one at which the cumulative probability exceeds the row's uniform number
     times the total is chosen.
     """
-    probabilities = staged.softmax(-1)  # [R, V]
-    if staged.is_cuda:  # where a sum's order depends on how many rows there are: not so of integers
-        probabilities = (probabilities.double() * UNITS).long()
-    sums = probabilities.cumsum(-1, dtype=torch.float64 if probabilities.is_floating_point() else torch.int64)
+    sums = running_sums(staged.softmax(-1).double())  # [R, V]
     targets = torch.tensor(uniforms, dtype=torch.float64).to(staged.device)[:, None] * sums[:, -1:]  # [R, 1]
-    targets = targets.to(sums.dtype)  # a whole number exceeds a number if it exceeds what that is rounded down to
     chosen = torch.searchsorted(sums, targets, right=True).squeeze(-1)  # [R]
     return chosen.clamp(max=staged.shape[-1] - 1)  # out of range only in rows of NaN, which have failed
 

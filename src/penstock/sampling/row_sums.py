@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["UNITS", "row_sums", "running_sums"]
+__all__ = ["row_sums", "running_sums"]
 
-UNITS = 2.0**52
+_UNITS = 2.0**52
 """Probabilities are counted in units of 1 over this number where sums are of integers."""
 
 
@@ -21,7 +21,7 @@ def running_sums(probabilities: Tensor) -> Tensor:
     """Cumulative sums `[R, W]` float64 of rows that add up to 1, or parts of such rows."""
     if not probabilities.is_cuda:
         return probabilities.cumsum(-1)
-    return (probabilities * UNITS).long().cumsum(-1).double() / UNITS
+    return (probabilities * _UNITS).long().cumsum(-1).double() / _UNITS
 
 
 def row_sums(x: Tensor) -> Tensor:
