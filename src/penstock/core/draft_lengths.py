@@ -3,6 +3,10 @@
 A drafted position costs time, and yields a token with the probability that it and all drafts before it are right. Times
 come from `core.step_time`, probabilities from `core.draft_chances`. Both follow from inputs of the scheduler, so the
 replay of a recorded run decides the same.
+
+A right token saves one row of a later step. It also saves that row's share of the step's fixed cost, the time that a
+step takes however many rows it has, but only if all rows get ahead alike, or if somebody waits to take the place of one
+that ends. Otherwise the remaining rows need as many steps as before, each with fewer rows.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ DELAY = 0.25
 nothing."""
 
 AHEAD = 0.5
-"""The part of a step's fixed time that counts as saved by a row that gets ahead of others."""
+"""The part of its share of a step's fixed cost that counts as saved by a row that gets ahead of others. Between none,
+as in a batch that ends with its slowest row, and all, as where newcomers take the places of rows that end."""
 
 Offer = Sequence[float]
 """For each token of a guess, the probability that it is right if the tokens before it are; below 1."""
@@ -32,7 +37,7 @@ def draft_lengths(
     budget: int,
     target: float = inf,
     *,
-    row_price: float = inf,
+    row_price: float = 0.0,
     common: float = inf,
 ) -> list[int]:
     """How many tokens of each offer are worth their time, the likeliest first.
@@ -46,8 +51,8 @@ def draft_lengths(
         price: seconds that one more drafted position takes.
         budget: most drafts in all.
         target: seconds that a step with drafts may take, since readers of streams see the pause.
-        row_price: seconds that a row takes; inf to value every right token in full.
-        common: right tokens by which all rows get ahead alike; those after them are valued by `AHEAD`.
+        row_price: seconds that a row takes, without its share of the step's fixed cost.
+        common: right tokens by which all rows get ahead alike; a token beyond them is worth less (`AHEAD`).
     """
     counts, ahead = [0] * len(offers), [0.0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]

@@ -101,14 +101,14 @@ class Drafting:
                 continue
             guess, seq.offer, offer = given.get(seq.id, ()), None, seq.offer
             if not guess and offer is None:
-                common = min(common, _promise(seq, ()))
+                common = min(common, _note_promise(seq, ()))
                 continue
             seq.guesses = self._ranked(seq, guess, () if offer is None else (offer,))
             tokens = _before(seq.stop_ids, [token for draft in seq.guesses[0] for token in draft.tokens])
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
             offers.append(self._chances_of(seq, seq.guesses[0])[: max(0, most)])
-            common = min(common, _promise(seq, offers[-1]))
+            common = min(common, _note_promise(seq, offers[-1]))
         if found:
             self._add_found(builder, found, offers, spare, inf if others_wait else common)
         if self.guessing is not None:
@@ -164,8 +164,8 @@ class Drafting:
         budget = builder.draft_budget
         if self._spares is not None:
             budget = min(budget, self._spares.available)
-        value = {"row_price": row_price, "common": common}
-        counts = draft_lengths(offers, drawing, seconds, price, budget, self._config.step_seconds, **value)
+        target = self._config.step_seconds
+        counts = draft_lengths(offers, drawing, seconds, price, budget, target, row_price=row_price, common=common)
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 
@@ -190,8 +190,8 @@ class Drafting:
         return seq.draw_waits and self._spares is not None
 
 
-def _promise(seq: Seq, offer: Offer) -> float:
-    """Right tokens that the guesses of a sequence promise, now or in recent steps; notes those of `offer`."""
+def _note_promise(seq: Seq, offer: Offer) -> float:
+    """Note how many right tokens `offer` promises; returns that, or the average of recent steps if it is higher."""
     now = float(sum(accumulate(offer, mul)))
     seq.promised += (now - seq.promised) * _RECENT
     return max(now, seq.promised)
