@@ -312,6 +312,8 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-with-avx2": ("compare-avx2", speed_rows),
     "speed-with-avx2-q6-k": ("compare-avx2-q6_k", q6_k_speed_rows),
     "speed-with-avx2-moe": ("compare-avx2-moe", speed_rows),
+    "speed-beside-vllm": ("compare-vllm-transformers", speed_rows),
+    "speed-with-avx2-small": ("compare-avx2-smollm2", speed_rows),
     "one-stream": ("one-stream", one_stream_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
