@@ -36,17 +36,26 @@ def all_guesses_are_computed(monkeypatch):
     monkeypatch.setattr(app, "SchedulerConfig", partial(SchedulerConfig, weigh_drafts=False))
 
 
-def plain(folder: Path) -> Path:
+RECURRENT, LATENT = "qwen3_5_text", "deepseek_v3"
+LEFT_OUT = re.compile(r"mtp\.|model\.layers\.\d+\.")
+
+
+def plain(folder: Path, family: str = RECURRENT) -> Path:
     """A tiny model without a predictor."""
-    write_checkpoint(folder, "qwen3_5_text", VARIANTS["qwen3_5_text"][0], vocab_size=BYTE_VOCABULARY)
+    write_checkpoint(folder, family, VARIANTS[family][0], vocab_size=BYTE_VOCABULARY)
     write_byte_tokenizer(folder)
     return folder
 
 
-def predicting(folder: Path) -> Path:
+def predicting(folder: Path, family: str = RECURRENT) -> Path:
     """The same model with one."""
-    add_predictor(plain(folder))
+    add_predictor(plain(folder, family))
     return folder
+
+
+@pytest.fixture(scope="module", params=[RECURRENT, LATENT])
+def each_model(request, tmp_path_factory) -> Path:
+    return predicting(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +69,14 @@ def guessed(llm: LLM) -> tuple[int, int]:
     return (counts[MODEL].tokens, counts[MODEL].accepted) if MODEL in counts else (0, 0)
 
 
-def test_no_bit_of_any_kind_of_answer_differs(model):
-    with LLM(str(model), speculate=False, **OPTIONS) as llm:
+def test_no_bit_of_any_kind_of_answer_differs(each_model):
+    with LLM(str(each_model), speculate=False, **OPTIONS) as llm:
         want = list(answers(llm))
-        assert any("mtp." in line for line in llm.report)
-    with LLM(str(model), **OPTIONS) as llm:
+        assert any(LEFT_OUT.search(line) for line in llm.report)
+    with LLM(str(each_model), **OPTIONS) as llm:
         assert list(answers(llm)) == want
         assert guessed(llm)[0] > 50
-        assert not any("mtp." in line for line in llm.report)
+        assert not any(LEFT_OUT.search(line) for line in llm.report)
         assert any(line.startswith("predictor ") for line in llm.report)
 
 
@@ -109,19 +118,19 @@ class Dense:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"max_num_batched_tokens": 24}], ids=["whole", "chunks"])
-def test_guesses_are_what_the_predictor_predicts_behind_all_tokens(model, sizes, monkeypatch):
-    noted, dense = Noted(monkeypatch), Dense(model)
+def test_guesses_are_what_the_predictor_predicts_behind_all_tokens(each_model, sizes, monkeypatch):
+    noted, dense = Noted(monkeypatch), Dense(each_model)
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [{"prompt_token_ids": each} for each in PROMPTS]
-    with LLM(str(model), **{**OPTIONS, **EXACT, **sizes}) as llm:
+    with LLM(str(each_model), **{**OPTIONS, **EXACT, **sizes}) as llm:
         for _ in range(2):  # the second round finds its prompts in the cache, followed as far as that
             llm.generate(prompts, params, use_tqdm=False)
         assert llm.scheduler.stats.hit_tokens > 0
     first = {tuple(prompt[1:8]): prompt[0] for prompt in PROMPTS}
     guesses = [each for each in noted.guesses if each[0][:7] in first]  # and not of the warm-up
-    assert len(guesses) > 60
+    assert len(guesses) > 50
     clear = 0
-    for known, guess in guesses[:: len(guesses) // 60]:
+    for known, guess in guesses[:: max(1, len(guesses) // 60)]:
         logits = dense.logits([first[known[:7]], *known])
         best = logits.topk(2)
         if float(best.values[0] - best.values[1]) > 1e-3:

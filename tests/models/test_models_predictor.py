@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 from pathlib import Path
 
 import compiled_kernels as here
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoints import VARIANTS, add_predictor, write_checkpoint
+from tiny_checkpoints import VARIANTS, add_predictor, predictor_names, write_checkpoint
 
 from needs import COMPILED
 from penstock.kernels import native
@@ -27,6 +29,7 @@ TOKENS = [(11 * place + 5) % 97 for place in range(40)]
 FAMILIES = [
     *(("qwen3_5_text", variant) for variant in VARIANTS["qwen3_5_text"]),
     *((family, VARIANTS[family][0]) for family in ("qwen3_5_moe_text", "qwen3_next")),
+    *(("deepseek_v3", variant) for variant in VARIANTS["deepseek_v3"]),
 ]
 
 
@@ -47,26 +50,35 @@ def reference(directory: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model hands to its predictor, `[T, H]`, and the logits `[T - 1, V]` of the second tokens."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    options = {"dtype": torch.float32, "attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(directory, **options).eval()
     config = AutoConfig.from_pretrained(directory)
-    own = {name[4:]: each for name, each in load_file(directory / "model.safetensors").items() if name[:4] == "mtp."}
-    layer = model.model.layers[config.layer_types.index("full_attention")]
+    names, own = predictor_names(config), load_file(directory / "model.safetensors")
+    if config.model_type == "deepseek_v3":
+        longer = AutoModelForCausalLM.from_pretrained(
+            directory, num_hidden_layers=config.num_hidden_layers + 1, **options
+        )
+        layer = longer.eval().model.layers[-1]
+    else:
+        layer = copy.deepcopy(model.model.layers[config.layer_types.index("full_attention")])
+        prefix = f"{names['layer']}."
+        layer.load_state_dict({name[len(prefix) :]: own[name] for name in own if name.startswith(prefix)})
 
     def norm(name: str, x: torch.Tensor) -> torch.Tensor:
         of = type(layer.input_layernorm)(config.hidden_size, eps=config.rms_norm_eps)
-        of.load_state_dict({"weight": own[f"{name}.weight"]})
+        of.load_state_dict({"weight": own[f"{names[name]}.weight"]})
         return of(x)
 
     with torch.no_grad():
         hidden = model.model(torch.tensor([TOKENS])).last_hidden_state
-        layer.load_state_dict({name[9:]: each for name, each in own.items() if name.startswith("layers.0.")})
         embedded = model.model.embed_tokens(torch.tensor([TOKENS[1:]]))
-        pair = torch.cat([norm("pre_fc_norm_embedding", embedded), norm("pre_fc_norm_hidden", hidden[:, :-1])], -1)
-        x = pair @ own["fc.weight"].T
+        pair = torch.cat([norm("embedding_norm", embedded), norm("hidden_norm", hidden[:, :-1])], -1)
+        x = pair @ own[f"{names['joined']}.weight"].T
         count = x.shape[1]
+        places = torch.arange(count)[None]
         mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
-        angles = model.model.rotary_emb(x, torch.arange(count)[None])
-        out = layer(x, position_embeddings=angles, attention_mask=mask)
+        angles = model.model.rotary_emb(x, places)
+        out = layer(x, position_embeddings=angles, attention_mask=mask, position_ids=places)
         out = out[0] if isinstance(out, tuple) else out
         return hidden[0], model.lm_head(norm("norm", out))[0]
 
@@ -100,6 +112,8 @@ def test_the_model_itself_is_the_same_with_and_without_it(checkpoint):
 @pytest.mark.parametrize("other", [{"mtp_num_hidden_layers": 2}, {"mtp_use_dedicated_embeddings": True}])
 def test_one_of_another_make_is_left_out(checkpoint, tmp_path, other):
     config = json.loads((checkpoint / "config.json").read_text())
+    if config["model_type"] == "deepseek_v3":
+        other = {"num_nextn_predict_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config | other))
     (tmp_path / "model.safetensors").symlink_to(checkpoint / "model.safetensors")
     assert program_of(tmp_path).predictor is None
@@ -117,8 +131,9 @@ def test_a_missing_part_of_it_is_named(checkpoint, tmp_path):
     from safetensors.torch import save_file
 
     tensors = load_file(checkpoint / "model.safetensors")
-    del tensors["mtp.norm.weight"]
+    missing = next(name for name in tensors if name.endswith(("mtp.norm.weight", "shared_head.norm.weight")))
+    del tensors[missing]
     (tmp_path / "config.json").write_text((checkpoint / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Exception, match=r"mtp\.norm\.weight"):
+    with pytest.raises(Exception, match=re.escape(missing)):
         program_of(tmp_path)

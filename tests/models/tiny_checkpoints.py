@@ -7,8 +7,10 @@ left out or swapped shows.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -1076,33 +1078,68 @@ def write_checkpoint(
 
 
 def add_predictor(directory: Path) -> None:
-    """Give a checkpoint of the family of `qwen3_5_text` the part that predicts a second token: one more layer (`mtp`).
+    """Give a checkpoint the part that predicts a second token: one more layer, named as its family's publishers do.
 
-    Its numbers are those of a new attention layer of transformers, and of projections as published checkpoints have.
+    Its numbers are those of a new layer of transformers, and of projections as published checkpoints have.
     """
     from safetensors.torch import load_file, save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(directory)
     torch.manual_seed(17)
-    other = AutoModelForCausalLM.from_config(config)
-    number = config.layer_types.index("full_attention")
-    hidden, prefix = config.hidden_size, f"model.layers.{number}."
-    held = {name: each.detach() for name, each in other.state_dict().items()}
-    own = {f"mtp.layers.0.{name[len(prefix) :]}": each for name, each in held.items() if name.startswith(prefix)}
-    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-        own[f"mtp.{name}.weight"] = torch.randn(hidden) * 0.1
-    own["mtp.fc.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
+    deepseek = config.model_type == "deepseek_v3"
+    names = predictor_names(config)
+    hidden, mean = config.hidden_size, 1.0 if deepseek else 0.0
+    own = _new_layer(config, names["layer"]) if deepseek else _new_attention_layer(config, names["layer"])
+    for name in ("norm", "embedding_norm", "hidden_norm"):
+        own[f"{names[name]}.weight"] = mean + torch.randn(hidden) * 0.1
+    own[f"{names['joined']}.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
     for name, each in own.items():
-        if name.endswith("norm.weight"):  # new ones are all zeros, which would hide how they are stored
-            own[name] = torch.randn_like(each) * 0.1
+        if name.endswith("norm.weight"):  # new ones are all alike, which would hide how they are stored
+            own[name] = mean + torch.randn_like(each) * 0.1
     stored = load_file(directory / "model.safetensors")
+    if deepseek:  # published ones repeat what they share
+        block, table = names["layer"], stored["model.embed_tokens.weight"]
+        own[f"{block}.embed_tokens.weight"] = table
+        own[f"{block}.shared_head.head.weight"] = stored.get("lm_head.weight", table)
     dtype = next(iter(stored.values())).dtype
     save_file(
-        {**stored, **{name: each.to(dtype).contiguous() for name, each in own.items()}},
+        {**stored, **{name: each.to(dtype).clone().contiguous() for name, each in own.items()}},
         directory / "model.safetensors",
         {"format": "pt"},
     )
+
+
+def predictor_names(config: Any) -> dict[str, str]:
+    """Prefixes of the tensors that `add_predictor` writes, by what they are."""
+    if config.model_type == "deepseek_v3":
+        block = f"model.layers.{config.num_hidden_layers}"
+        parts = {"joined": "eh_proj", "embedding_norm": "enorm", "hidden_norm": "hnorm", "norm": "shared_head.norm"}
+        return {"layer": block, **{what: f"{block}.{name}" for what, name in parts.items()}}
+    norms = {f"{what}_norm": f"mtp.pre_fc_norm_{what}" for what in ("embedding", "hidden")}
+    return {"layer": "mtp.layers.0", "joined": "mtp.fc", "norm": "mtp.norm", **norms}
+
+
+def _new_attention_layer(config: Any, named: str) -> dict[str, torch.Tensor]:
+    """A new layer of a model of which some layers attend, under the prefix `named`."""
+    from transformers import AutoModelForCausalLM
+
+    prefix = f"model.layers.{config.layer_types.index('full_attention')}."
+    held = AutoModelForCausalLM.from_config(config).state_dict()
+    return {f"{named}.{name[len(prefix) :]}": held[name].detach() for name in held if name.startswith(prefix)}
+
+
+def _new_layer(config: Any, named: str) -> dict[str, torch.Tensor]:
+    """A new layer behind the last of a model, as files have it; `named` is its prefix."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    longer = copy.deepcopy(config)
+    longer.num_hidden_layers += 1
+    with tempfile.TemporaryDirectory() as folder:
+        AutoModelForCausalLM.from_config(longer).save_pretrained(folder)
+        held = load_file(Path(folder, "model.safetensors"))
+    return {name: each for name, each in held.items() if name.startswith(f"{named}.")}
 
 
 def write_letters(directory: Path, count: int) -> None:

@@ -22,6 +22,7 @@ from penstock.models.latent_attention import (
     read_latent_rope,
     read_latent_sizes,
 )
+from penstock.models.predictor import PredictorNames, bind_predictor
 from penstock.models.qwen3_moe import EXPERT_TENSORS, bind_mixture
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts
 from penstock.nn.operations import Operations
@@ -51,7 +52,7 @@ class DeepseekConfig:
         inner: hidden width of one expert.
         shared: hidden width of all shared experts together; 0 for none.
         bias: whether attention's projections from and to the stream have biases.
-        predicting: number of layers after the last that predict further tokens and are not computed.
+        predicting: number of layers after the last that predict further tokens.
     """
 
     decoder: DecoderConfig
@@ -162,8 +163,7 @@ def build(
     """
     parts, sizes, shape = DecoderParts(config.decoder, weights), config.sizes, config.decoder.shape
     rope = RotaryTable.build(config.decoder.rope, sizes.rotated, shape.max_positions, weights.device)
-    for extra in range(config.predicting):
-        weights.leave_out(f"model.layers.{shape.num_layers + extra}.")
+    predictor = _find_predictor(config, weights)
 
     def experts(name: str) -> Block:
         if bind_routed is None:
@@ -174,7 +174,7 @@ def build(
             return routed
         return SharedExperts(routed, parts.mlp(f"{name}.shared_experts", bias=mlp_bias, inner_size=config.shared))
 
-    def layer(index: int, name: str) -> Operations:
+    def layer(index: int, name: str, cache: int) -> Operations:
         attention = bind_latent_attention(
             weights,
             f"{name}.self_attn",
@@ -182,14 +182,36 @@ def build(
             shape.hidden_size,
             rope,
             config.spec,
-            cache=index,
+            cache=cache,
             bias=config.bias,
             interleaved=interleaved,
         )
         mlp = parts.mlp(f"{name}.mlp", bias=mlp_bias) if index < config.dense else experts(f"{name}.mlp")
         return parts.pre_norm_layer(name, attention, mlp)
 
-    return replace(parts.program(layer), caches=(sizes.cache,) * shape.num_layers)
+    program = parts.program(lambda index, name: layer(index, name, index))
+    program = replace(program, caches=(sizes.cache,) * shape.num_layers)
+    if predictor is None:
+        return program
+    own = layer(shape.num_layers, predictor.layer, 0)
+    return replace(program, predictor=bind_predictor(parts, predictor, program, own))
+
+
+def _find_predictor(config: DeepseekConfig, weights: WeightLoader) -> PredictorNames | None:
+    """The layer after the last, which predicts a second token, if it is wanted; where there are several, none is.
+
+    Checkpoints repeat the model's embedding and head beside it, which are one with the model's.
+    """
+    layers = config.decoder.shape.num_layers
+    block = f"model.layers.{layers}"
+    names = PredictorNames(block, *(f"{block}.{part}" for part in ("eh_proj", "enorm", "hnorm", "shared_head.norm")))
+    if config.predicting == 1 and weights.predicts and weights.has(f"{names.joined}.weight"):
+        for repeated in ("embed_tokens", "shared_head.head"):
+            weights.ignore(f"{block}.{repeated}.weight")
+        return names
+    for extra in range(config.predicting):
+        weights.leave_out(f"model.layers.{layers + extra}.")
+    return None
 
 
 def _gguf_settings(keys: GgufKeys) -> dict[str, Any]:

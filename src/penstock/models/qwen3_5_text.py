@@ -19,12 +19,12 @@ from penstock.kernels.linear import Weight
 from penstock.kernels.recurrence import RecurrenceKind
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
+from penstock.models.predictor import PredictorNames, bind_predictor
 from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
 from penstock.models.rope_config import without_image_axes
 from penstock.nn.blocks import Attention, Block, Projection, residual
 from penstock.nn.operations import (
     Attend,
-    Embed,
     Gate,
     Linear,
     NormHeads,
@@ -33,7 +33,7 @@ from penstock.nn.operations import (
     Regroup,
     Rotate,
 )
-from penstock.nn.program import OUT, Predictor, Program
+from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 
 __all__ = ["BindMlp", "build", "load"]
@@ -169,33 +169,13 @@ def build(reader: ConfigReader, weights: WeightLoader, bind_mlp: BindMlp, *, inn
         return program
     name = predictor.layer
     own = residual_layer(name, attention(f"{name}.self_attn", attending[0]), layers)
-    return replace(program, predictor=_bind_predictor(parts, predictor, program, own))
+    return replace(program, predictor=bind_predictor(parts, predictor, program, own, plus_one=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _PredictorNames:
-    """Prefixes of the tensors of a part that predicts a second token."""
-
-    layer: str
-    joined: str
-    embedding_norm: str
-    hidden_norm: str
-    final_norm: str
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Tensors of which every such part has one each."""
-        between = f"{self.layer}.post_attention_layernorm"
-        parts = (self.joined, self.embedding_norm, self.hidden_norm, self.final_norm, between)
-        return tuple(f"{each}.weight" for each in parts)
+_PUBLISHED = PredictorNames("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
 
 
-_PUBLISHED = _PredictorNames(
-    "mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"
-)
-
-
-def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) -> _PredictorNames | None:
+def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) -> PredictorNames | None:
     """The part that predicts a second token, if it is wanted; the tensors of all others are left out.
 
     It has one layer and the model's own embedding and head. In a GGUF file it is the block after the last layer.
@@ -206,11 +186,11 @@ def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) ->
     blocks = reader.integer("num_nextn_predict_layers", 0, MAX_LAYERS, default=0)  # set for GGUF files only
     published = reader.integer("mtp_num_hidden_layers", 0, MAX_LAYERS, default=1)
     own_table = reader.boolean("mtp_use_dedicated_embeddings", default=False)
-    found: _PredictorNames | None = None
+    found: PredictorNames | None = None
     if published == 1 and not own_table and weights.has(f"{_PUBLISHED.joined}.weight"):
         found = _PUBLISHED
     elif blocks == 1 and not any(weights.has(each) for each in own):
-        of_file = _PredictorNames(block, *in_file)
+        of_file = PredictorNames(block, *in_file)
         found = of_file if all(weights.has(each) for each in of_file.needed) else None
     found = found if weights.predicts else None
     if found is not _PUBLISHED:
@@ -219,34 +199,6 @@ def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) ->
         for extra in range(blocks):
             weights.leave_out(f"model.layers.{layers + extra}.")
     return found
-
-
-def _bind_predictor(parts: DecoderParts, names: _PredictorNames, program: Program, layer: Operations) -> Predictor:
-    """The part that predicts a second token: `layer` on a projection of `[embedding | hidden state]`, each normed.
-
-    It shares embedding and head with the model. Tensor names and order are those of the published checkpoints.
-    """
-    width = program.shape.hidden_size
-    pair = Register("pair", 2 * width)
-    halves = pair.columns(0, width), pair.columns(width, width)
-    norms = [parts.norm(each, plus_one=True) for each in (names.embedding_norm, names.hidden_norm)]
-    joined = Projection.bind(parts.weights, names.joined, width, 2 * width)
-    final = parts.norm(names.final_norm, plus_one=True)
-    assert isinstance(program.embedding[0], Embed), "the stream begins as the embedding"
-    own = Program(
-        shape=program.shape,
-        embedding=(
-            *norms[0](halves[0], halves[0]),
-            *norms[1](halves[1], halves[1]),
-            Linear(parts.stream, pair, joined.weight),
-        ),
-        layers=(layer,),
-        final=final(parts.stream, Register(OUT, width)),
-        head=program.head,
-        caches=program.caches[:1],
-        given=(pair,),
-    )
-    return Predictor(program.embedding[0].table, own)
 
 
 def _bind_delta_net(
