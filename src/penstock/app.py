@@ -57,10 +57,13 @@ from penstock.text import TextModel
 from penstock.watchdog import Watchdog
 
 __all__ = [
+    "CLOSE_SECONDS",
+    "FORCED_SECONDS",
     "Assembly",
     "assemble",
     "engine_config",
     "local_application",
+    "observers_of",
     "serve",
 ]
 
@@ -339,7 +342,7 @@ def serve(
         on_ready(url, assembly.card.name)
 
     try:
-        with _observers(server_options, assembly.card.name) as observers, watchdog.looking():
+        with observers_of(server_options, assembly.card.name) as observers, watchdog.looking():
             server.run(
                 server.create_app(
                     client,
@@ -373,7 +376,7 @@ def serve(
 
 
 @contextmanager
-def _observers(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any], None]]]:
+def observers_of(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any], None]]]:
     """Called with each request that is over: the request log and spans, if the operator wants them."""
     from penstock import server
 

@@ -7,7 +7,7 @@ PENSTOCK_KV_STORE: whether prompts may be written to disk is decided for a machi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import click
 import yaml
 
 from penstock.cli.sections import SectionedOption, model_argument
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, options_behind, read_bytes
+from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, HostingConfig, options_behind, read_bytes
 from penstock.contract.errors import ConfigError
 
-__all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options"]
+__all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options", "read_options", "read_yaml"]
 
 NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Front.NONE)
 """Engine options without effect in commands that step the engine themselves."""
@@ -27,7 +27,15 @@ NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Fron
 ALIASES = {"tokenizer": ("--tokenizer-name",)}
 """Alternative spellings of options: RoseInfer's."""
 
-METAVARS = {"record": "FILE", "api_key_file": "FILE", "otlp_traces_endpoint": "URL", "profile_dir": "DIRECTORY"}
+_SECTIONS = {EngineConfig: "Engine", HostingConfig: "Several models"}
+
+METAVARS = {
+    "models_file": "FILE",
+    "record": "FILE",
+    "api_key_file": "FILE",
+    "otlp_traces_endpoint": "URL",
+    "profile_dir": "DIRECTORY",
+}
 
 
 class ByteSize(click.ParamType[int]):
@@ -58,7 +66,7 @@ def config_options(
             for field in reversed(fields(config)):
                 if field.name not in leave_out:
                     default = (defaults or {}).get(field.name, field.default)
-                    command = _option(field, default, "Engine" if config is EngineConfig else "Server")(command)
+                    command = _option(field, default, _SECTIONS.get(config, "Server"))(command)
         command = model_argument(command)
         return click.option(
             "--config",
@@ -121,9 +129,9 @@ def build_configs(context: click.Context, *classes: type) -> list[Any]:
     path = context.params.get("config_file")
     if path is not None:
         known = {field.name for config in classes for field in fields(config)} & context.params.keys()
-        for name, value in _read_file(path, known).items():
-            if context.get_parameter_source(name) is click.core.ParameterSource.DEFAULT:
-                given[name] = _convert(context, name, value, path)
+        read = read_options(context, read_yaml(path, "--config"), known, path, "--config")
+        default = click.core.ParameterSource.DEFAULT
+        given |= {name: each for name, each in read.items() if context.get_parameter_source(name) is default}
     return [config(**{f.name: given[f.name] for f in fields(config) if f.name in given}) for config in classes]
 
 
@@ -132,23 +140,37 @@ def library_options(config: EngineConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in options_behind(Front.NONE)}
 
 
-def _read_file(path: Path, known: set[str]) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError("--config", f"{path} cannot be read: {reason}") from error
+def read_options(context: click.Context, content: object, known: Set[str], path: Path, option: str) -> dict[str, Any]:
+    """Options that a YAML file spells as flags do, held to the same types; None stands for none.
+
+    Args:
+        context: the command that has the options.
+        content: what the file holds at this place.
+        known: the options that it may hold.
+        path: the file, for errors.
+        option: the option that names the file.
+
+    Raises:
+        ConfigError: it holds something else, an option that is not known, or a value that an option does not take.
+    """
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError("--config", f"{path} must hold `option: value` lines")
+        raise ConfigError(option, f"{path} must hold `option: value` lines")
     values = {str(key).replace("-", "_"): value for key, value in content.items()}
     unknown = values.keys() - known
     if unknown:
-        raise ConfigError(
-            "--config", f"{path} has unknown keys: {_with_dashes(unknown)}; known are {_with_dashes(known)}"
-        )
-    return values
+        raise ConfigError(option, f"{path} has unknown keys: {_with_dashes(unknown)}; known are {_with_dashes(known)}")
+    return {name: _convert(context, name, value, path) for name, value in values.items()}
+
+
+def read_yaml(path: Path, option: str) -> object:
+    """What a YAML file holds; `option` names the file in errors. Raises ConfigError."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(option, f"{path} cannot be read: {reason}") from error
 
 
 def _with_dashes(names: Iterable[str]) -> str:

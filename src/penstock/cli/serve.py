@@ -1,10 +1,12 @@
-"""`penstock serve`."""
+"""`penstock serve`: one model, or several behind one port."""
 
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
@@ -12,8 +14,10 @@ from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
-from penstock.cli.sections import SectionedCommand
-from penstock.contract.config import EngineConfig, ServerConfig
+from penstock.cli.sections import SectionedCommand, complete_model
+from penstock.cli.several_models import choose_models
+from penstock.contract.config import EngineConfig, HostingConfig, ServerConfig
+from penstock.contract.hosting import ModelChoice
 
 __all__ = ["command"]
 
@@ -21,18 +25,30 @@ __all__ = ["command"]
 @click.command(
     "serve",
     cls=SectionedCommand,
-    help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model.",
+    help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model. Several are served"
+    " behind one port, each loaded when it is first asked for.",
 )
 @click.option("--checkpoint-path", help="Another way to write MODEL, as RoseInfer's server has it.", metavar="PATH")
-@config_options(EngineConfig, ServerConfig)
+@config_options(EngineConfig, ServerConfig, HostingConfig)
+@click.argument("more", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @click.pass_context
-def command(context: click.Context, /, checkpoint_path: str | None, **_: object) -> None:
+def command(context: click.Context, /, checkpoint_path: str | None, more: tuple[str, ...], **_: object) -> None:
     """Assemble the engine and serve until interrupted."""
     if checkpoint_path is not None:
         context.params["model"] = checkpoint_path
-    engine_config, server_config = build_configs(context, EngineConfig, ServerConfig)
+    engine_config, server_config, hosting = build_configs(context, EngineConfig, ServerConfig, HostingConfig)
     if not engine_config.kv_store:
         engine_config = replace(engine_config, kv_store=os.environ.get("PENSTOCK_KV_STORE") or "auto")
+    given = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT or checkpoint_path
+    models = (engine_config.model, *more) if given else ()
+    choices = choose_models(context, engine_config, hosting, models)
+    if choices:
+        _serve_several(choices, server_config, hosting)
+    else:
+        _serve_one(engine_config, server_config)
+
+
+def _serve_one(engine_config: EngineConfig, server_config: ServerConfig) -> None:
     with lasting_imports():
         from penstock.app import serve
         from penstock.computing import start_computing
@@ -45,8 +61,28 @@ def command(context: click.Context, /, checkpoint_path: str | None, **_: object)
     with ExitStack() as while_serving:
 
         def ready(url: str, model: str) -> None:
-            path = locate_local(engine_config.model, cache_dir)
-            while_serving.enter_context(listed(cache_dir, url, model, path))
-            while_serving.enter_context(interrupts_taken())  # from now on the server shuts down gracefully
+            while_serving.enter_context(_known(cache_dir, url, model, locate_local(engine_config.model, cache_dir)))
 
         serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready, starting=starting)
+
+
+def _serve_several(choices: Sequence[ModelChoice], server_config: ServerConfig, hosting: HostingConfig) -> None:
+    with lasting_imports():
+        from penstock.many_models import serve_models
+        from penstock.weights.locate import default_cache_dir
+
+        cache_dir = default_cache_dir(os.environ)
+
+    with ExitStack() as while_serving:
+
+        def ready(url: str, models: str) -> None:
+            while_serving.enter_context(_known(cache_dir, url, models))
+
+        serve_models(choices, hosting, server_config, cache_dir, announce=click.echo, on_ready=ready)
+
+
+@contextmanager
+def _known(cache_dir: Path, url: str, model: str, path: Path | None = None) -> Iterator[None]:
+    """While it serves: `penstock ps` lists it, and the first interrupt shuts it down gracefully."""
+    with listed(cache_dir, url, model, path), interrupts_taken():
+        yield

@@ -22,6 +22,7 @@ __all__ = [
     "QUANTIZATIONS",
     "EngineConfig",
     "Front",
+    "HostingConfig",
     "ServerConfig",
     "option_help",
     "options_behind",
@@ -46,7 +47,7 @@ LOG_FORMATS = ("text", "json")
 ANY_NAME = "*"
 """The served model name that stands for every name."""
 
-BYTE_FIELDS = frozenset({"kv_cache_memory", "kv_store_bytes", "memory_limit"})
+BYTE_FIELDS = frozenset({"kv_cache_memory", "kv_store_bytes", "memory_limit", "models_memory"})
 """Fields that operators may give as text, for `read_bytes`."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -89,7 +90,7 @@ def read_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _check_numbers(config: EngineConfig | ServerConfig) -> None:
+def _check_numbers(config: EngineConfig | ServerConfig | HostingConfig) -> None:
     """Make sure that every flag and number of a configuration is of its field's type; an integer may stand for a float.
 
     Raises:
@@ -384,3 +385,33 @@ class ServerConfig:
                 raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
         if self.max_connections < 1:
             raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostingConfig:
+    """What the operator chose for a server of several models."""
+
+    models_file: str = _option(
+        "",
+        "YAML file of models to serve behind the same port: a list `models` of entries with `model` and, as wanted,"
+        " `pin: true`, `unload-after: SECONDS` and any option of the engine.",
+    )
+    max_loaded_models: int = _option(
+        0, "Models loaded at once; the one that was used least recently makes room for another. 0 for all."
+    )
+    models_memory: int = _option(
+        0, "Most bytes of all models that are loaded, weights and KV caches together; 0 for what the machine has."
+    )
+    pin: tuple[str, ...] = _option(
+        (), "A model that is loaded at the start and never makes room for others. May be given several times."
+    )
+    unload_after: float = _option(0.0, "Seconds without a request after which a model is unloaded; 0 for never.")
+    model_wait: float = _option(
+        120.0, "Seconds that a request waits for its model; it is then asked to come again. 0 for no limit."
+    )
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        for name in ("max_loaded_models", "models_memory", "unload_after", "model_wait"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(name, f"must be a number from 0 up, got {getattr(self, name)}")

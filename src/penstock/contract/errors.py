@@ -57,6 +57,8 @@ class RefusalCause(StrEnum):
     WORKERS = "workers"
     """Too many wait for a grammar, for a chat template, or for a long prompt to be tokenised."""
     PROCESS_LOST = "process_lost"
+    LOADING = "loading"
+    """Of several models, its model is not loaded."""
     MEMORY = "memory"
     """Too many large requests are held: their share of `--memory-limit` is used up."""
     CONCURRENCY = "concurrency"
@@ -170,10 +172,10 @@ class Overloaded(PenstockError):
 
 
 class Unavailable(Overloaded):
-    """Something that the request needs was lost while it waited, by no fault of its own, and is being started anew."""
+    """Something that the request needs was lost while it waited, by no fault of its own, or has yet to be started."""
 
-    def __init__(self, message: str, *, retry_after: int = 1) -> None:
-        super().__init__(message, retry_after=retry_after, cause=RefusalCause.PROCESS_LOST)
+    def __init__(self, message: str, *, retry_after: int = 1, cause: RefusalCause = RefusalCause.PROCESS_LOST) -> None:
+        super().__init__(message, retry_after=retry_after, cause=cause)
 
 
 class SetupError(PenstockError):

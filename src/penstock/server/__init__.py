@@ -4,6 +4,8 @@
     delivery                                      a parsed request, through the engine, to the bytes of its answer
     http                                          what any HTTP API needs
 
+    many                                          several models behind one port
+
 `application` puts every route on its path, `http.run` puts the application on a socket. `penstock.api_fields` reads the
 fields of requests; the engine is known only as `EngineClient`. Invariants: no field is silently ignored; every error is
 an error object of the endpoint's API; the work for a client ends when the client disconnects.
@@ -19,12 +21,14 @@ from penstock.server.http.end import End, LastResort
 from penstock.server.http.run import run
 from penstock.server.http.systemd import open_notifier
 from penstock.server.http.unread import unread_is_fine
+from penstock.server.many import create_many_app
 
 __all__ = [
     "End",
     "LastResort",
     "configure_logging",
     "create_app",
+    "create_many_app",
     "log_request",
     "open_access",
     "open_notifier",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -41,7 +42,16 @@ from penstock.server.http.openapi import SHARED_SCHEMAS
 from penstock.server.http.route import Route, add_route
 from penstock.server.page.files import is_page_path
 
-__all__ = ["create_app"]
+__all__ = [
+    "ModelPart",
+    "add_routes",
+    "create_app",
+    "hold_bytes",
+    "model_part",
+    "openapi_of",
+    "probe_app",
+    "shield",
+]
 
 SCHEMAS: JsonObject = (
     SHARED_SCHEMAS | openai.SCHEMAS | anthropic.SCHEMAS | tokens.SCHEMAS | admin.SCHEMAS | page.SCHEMAS
@@ -77,37 +87,100 @@ def create_app(
         ConfigError: the stored answers cannot be read.
     """
     access, memory = _within(access or Access(), memory)
+    counter, stopping = RequestCounter(), asyncio.Event()
+    serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
+    readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, stopping)
+    probes = admin.probe_routes(serving, counter, readiness)
+    app = _application(serving, (*_routes(serving), *probes), held=hold_bytes(memory, access))
+    shield(app, limits, access, stopping, (counter, *observers))
+    known = KnownRefusals(client.check_queue, stopping)
+    set_lifecycle(app, Lifecycle(stopping, probe_app(probes, access), readiness.stuck, counter.refused, known))
+    return app
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What a server of several models has of each: its endpoints, without what stands before all of them.
+
+    Attributes:
+        app: answers requests that were admitted, and whose bodies are bounded.
+        serving: the model as its endpoints see it.
+        stuck: returns why its engine does not respond; "" while it does.
+    """
+
+    app: FastAPI
+    serving: Serving
+    stuck: Callable[[], Awaitable[str]]
+
+
+def model_part(
+    client: EngineClient,
+    card: ModelCard,
+    limits: RequestLimits,
+    access: Access,
+    memory: MemoryBudget,
+    watch: StepWatch,
+    stopping: asyncio.Event,
+) -> ModelPart:
+    """One model's part of a server of several; the arguments are as for `create_app`, `stopping` is the server's."""
+    serving = _serve(client, card, limits, access, memory, stopping)
+    readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
+    return ModelPart(_application(serving, tuple(_routes(serving))), serving, readiness.stuck)
+
+
+def _serve(
+    client: EngineClient,
+    card: ModelCard,
+    limits: RequestLimits,
+    access: Access,
+    memory: MemoryBudget,
+    stopping: asyncio.Event,
+    journal: Journal | None = None,
+    answers: AnswerJournal | None = None,
+) -> Serving:
+    """What the endpoints of one model get."""
     live = LiveRequests(client, access.request_seconds)
     streams = Streams(access.limits.max_resumable_streams, journal)
     memory.watch("resumable_streams", lambda: streams.bytes)
-    serving = Serving(client, live, card, limits, access, streams, memory, answers)
-    held = HeldBytes(memory.requests, memory.requests // 2 if access.keys else memory.requests, memory.on_rest)
-    memory.watch("requests", lambda: held.bytes)
-    counter = RequestCounter()
-    readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, serving.stopping)
-    probes = admin.probe_routes(serving, counter, readiness)
+    return Serving(client, live, card, limits, access, streams, memory, answers, stopping)
+
+
+def _application(serving: Serving, routes: Sequence[Route], held: HeldBytes | None = None) -> FastAPI:
+    """An application with these routes; with `held` it bounds the memory of its requests."""
+    limits = serving.limits
     app = FastAPI(title="Penstock", version="1", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.lifespan_context = partial(_while_serving, serving)
-    routes = (*_routes(serving), *probes)
     # The middleware that is added last is outermost.
-    app.add_middleware(HoldRequests, held=held, max_body_bytes=limits.max_body_bytes)
+    if held is not None:
+        app.add_middleware(HoldRequests, held=held, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(
         RefuseWhenFull,
-        check=client.check_queue,
+        check=serving.client.check_queue,
         routes=routes,
         resumes=STREAM_POSITION,
         max_body_bytes=limits.max_body_bytes,
     )
-    app.add_middleware(RefuseNewWork, stopping=serving.stopping, max_body_bytes=limits.max_body_bytes)
+    add_routes(app, routes)
+    app.openapi = partial(openapi_of, app.openapi)  # type: ignore[method-assign]
+    return app
+
+
+def shield(
+    app: FastAPI, limits: RequestLimits, access: Access, stopping: asyncio.Event, observers: Sequence[Observer]
+) -> None:
+    """Put before an application what every request passes first: admission, request ids, observers."""
+    app.add_middleware(RefuseNewWork, stopping=stopping, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(Guard, access=access, is_public=is_page_path)
     app.add_middleware(Envelope)
     app.add_middleware(AnthropicErrors)  # outside the guard, so that its refusals are rewritten too
-    app.add_middleware(Observe, observers=(counter, *observers))  # sees every answer
-    _add_routes(app, routes)
-    known = KnownRefusals(client.check_queue, serving.stopping)
-    set_lifecycle(app, Lifecycle(serving.stopping, _probe_app(probes, access), readiness.stuck, counter.refused, known))
-    app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
-    return app
+    app.add_middleware(Observe, observers=observers)  # sees every answer
+
+
+def hold_bytes(memory: MemoryBudget, access: Access) -> HeldBytes:
+    """The counter of a server's bodies, within the budget's share of requests; a key may take half of it."""
+    held = HeldBytes(memory.requests, memory.requests // 2 if access.keys else memory.requests, memory.on_rest)
+    memory.watch("requests", lambda: held.bytes)
+    return held
 
 
 def _within(access: Access, memory: MemoryBudget | None) -> tuple[Access, MemoryBudget]:
@@ -125,12 +198,12 @@ async def _while_serving(serving: Serving, _: FastAPI) -> AsyncGenerator[None, N
         yield
 
 
-def _probe_app(probes: Iterable[Route], access: Access) -> FastAPI:
-    """The application on the probe port: only the probe routes, without a key."""
+def probe_app(probes: Iterable[Route], access: Access) -> FastAPI:
+    """The application on the probe port: the probe routes alone, without a key."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=replace(access, keys=ApiKeys(), hosts=access.probe_hosts), is_public=is_page_path)
     app.add_middleware(Envelope)
-    _add_routes(app, probes)
+    add_routes(app, probes)
     return app
 
 
@@ -142,14 +215,16 @@ def _routes(serving: Serving) -> Iterator[Route]:
     yield from page.routes(serving)
 
 
-def _add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
+def add_routes(app: FastAPI, routes: Iterable[Route]) -> None:
+    """Register endpoints on an application, and how their errors are answered."""
     app.add_exception_handler(PenstockError, _penstock_error)
     app.add_exception_handler(HTTPException, _http_error)
     for route in routes:
         add_route(app, route)
 
 
-def _openapi(original: Callable[[], JsonObject]) -> JsonObject:
+def openapi_of(original: Callable[[], JsonObject]) -> JsonObject:
+    """An application's OpenAPI document: the framework's, with the schemas of all endpoints."""
     document = original()
     document["components"] = {"schemas": SCHEMAS}
     for path in document["paths"].values():

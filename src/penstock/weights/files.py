@@ -18,12 +18,11 @@ import torch
 
 from penstock.contract.errors import ModelFileError
 from penstock.contract.model import HuggingFaceText, TextFiles
-from penstock.weights.catalogue import CATALOGUE
 from penstock.weights.gguf_dialect import FindDialect
 from penstock.weights.gguf_file import open_gguf
 from penstock.weights.gguf_header import BLOCK_TYPES
-from penstock.weights.gguf_split import without_part
 from penstock.weights.gguf_vocabulary import read_vocabulary
+from penstock.weights.locate import default_name
 from penstock.weights.pt_checkpoint import PtSource, read_pt
 from penstock.weights.quantisation_config import read_quantisation
 from penstock.weights.quantised_formats import open_quantised
@@ -102,10 +101,8 @@ def _open_gguf_file(path: Path, dialects: FindDialect) -> ModelFiles:
         _Stored(name, tensor.shape, tensor.kind.name, tensor.elements, tensor.bytes)
         for name, tensor in source.stored.items()
     ]
-    names = [entry.name for entry in CATALOGUE.values() if entry.file_name == path.name]
-    name = names[0] if names else without_part(path).lower()
     text = read_vocabulary(source.header, source.config["vocab_size"])
-    return _model_files(path, name, source.config, source, text, stored, source.header.parts)
+    return _model_files(path, source.config, source, text, stored, source.header.parts)
 
 
 def _open_pt_file(path: Path) -> ModelFiles:
@@ -121,7 +118,7 @@ def _open_pt_file(path: Path) -> ModelFiles:
         for name, tensor in checkpoint.tensors.items()
     ]
     source, text = PtSource(checkpoint.tensors, path), HuggingFaceText(str(path.parent))
-    return _model_files(path, path.stem.lower(), checkpoint.config, source, text, stored, [path])
+    return _model_files(path, checkpoint.config, source, text, stored, [path])
 
 
 def _open_directory(path: Path) -> ModelFiles:
@@ -139,12 +136,11 @@ def _open_directory(path: Path) -> ModelFiles:
     ]
     files = sorted({tensor.path for tensor in plain.stored.values()})
     text = HuggingFaceText(str(path))
-    return _model_files(path, path.resolve().name, config, source, text, stored, files)
+    return _model_files(path, config, source, text, stored, files)
 
 
 def _model_files(
     path: Path,
-    name: str,
     config: Mapping[str, Any],
     source: TensorSource,
     text: TextFiles,
@@ -153,7 +149,7 @@ def _model_files(
 ) -> ModelFiles:
     return ModelFiles(
         path=path,
-        name=name,
+        name=default_name(path),
         config=config,
         source=source,
         text=text,

@@ -6,22 +6,14 @@ gguf-split writes them). Settings and vocabulary come from the first part, tenso
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.contract.errors import ModelFileError
 from penstock.weights.gguf_header import GgufHeader, read_gguf_header
+from penstock.weights.locate import SPLIT_NAME
 
-__all__ = ["read_gguf", "without_part"]
-
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-
-
-def without_part(path: Path) -> str:
-    """A model's name: its file name without the extension and the part number."""
-    found = _PART.fullmatch(path.name)
-    return found[1] if found else path.stem
+__all__ = ["read_gguf"]
 
 
 def read_gguf(path: Path) -> GgufHeader:
@@ -54,7 +46,7 @@ def read_gguf(path: Path) -> GgufHeader:
 
 def _paths(path: Path, count: object) -> list[Path]:
     """The paths of all parts, in order."""
-    found = _PART.fullmatch(path.name)
+    found = SPLIT_NAME.fullmatch(path.name)
     if found is None or int(found[3]) != count:
         raise ModelFileError(
             str(path), "split.count", f"is one of {count!r:.20} parts, so it must be named NAME-00001-of-0000N.gguf"

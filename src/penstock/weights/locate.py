@@ -23,8 +23,10 @@ from penstock.contract.errors import ModelUnavailable
 from penstock.weights.catalogue import CATALOGUE, CatalogueModel
 
 __all__ = [
+    "SPLIT_NAME",
     "InstalledModel",
     "catalogue_path",
+    "default_name",
     "default_cache_dir",
     "hub_path",
     "installed_models",
@@ -32,6 +34,9 @@ __all__ = [
     "locate",
     "locate_local",
 ]
+
+SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+"""One part of a split GGUF file: the model's name, the part's number, how many there are."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -109,6 +114,17 @@ def locate_local(model: str, cache_dir: Path) -> Path | None:
     if is_hub_name(model) and hub_path(model, cache_dir).is_dir():
         return hub_path(model, cache_dir)
     return None
+
+
+def default_name(path: Path) -> str:
+    """What clients call the model at `path` unless the operator says otherwise."""
+    if path.is_dir():
+        return path.resolve().name
+    if path.suffix.lower() == ".pt":
+        return path.stem.lower()
+    names = [entry.name for entry in CATALOGUE.values() if entry.file_name == path.name]
+    part = SPLIT_NAME.fullmatch(path.name)
+    return names[0] if names else (part[1] if part else path.stem).lower()
 
 
 def locate(model: str, cache_dir: Path) -> Path:

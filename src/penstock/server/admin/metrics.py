@@ -24,7 +24,18 @@ from penstock.server.delivery.observation import RequestRecord
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.route import Route
 
-__all__ = ["COUNTERS", "GAUGES", "HISTOGRAMS", "STORE_OUTCOMES", "EngineMetrics", "RequestCounter", "routes"]
+__all__ = [
+    "COUNTERS",
+    "GAUGES",
+    "HISTOGRAMS",
+    "LABELS",
+    "STORE_OUTCOMES",
+    "EngineMetrics",
+    "RequestCounter",
+    "http_requests",
+    "metrics_route",
+    "routes",
+]
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -113,7 +124,7 @@ class EngineMetrics(Collector):
             family.add_metric(self._labels, _buckets(histogram), histogram.total)
             yield family
         yield from self._stores()
-        yield self._http_requests()
+        yield http_requests(self._requests)
 
     def _gauges(self, measured: Measurements) -> Iterator[Metric]:
         for name, (source, text) in GAUGES.items():
@@ -178,11 +189,13 @@ class EngineMetrics(Collector):
         yield family
         yield self._gauge("penstock:memory_limit_bytes", "The most that they may be together.", self._memory.limit)
 
-    def _http_requests(self) -> Metric:
-        family = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=("handler", "method", "status"))
-        for labels, count in sorted(self._requests.counts.items()):
-            family.add_metric(labels, count)
-        return family
+
+def http_requests(requests: RequestCounter) -> Metric:
+    """The HTTP requests that were counted."""
+    family = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=("handler", "method", "status"))
+    for labels, count in sorted(requests.counts.items()):
+        family.add_metric(labels, count)
+    return family
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -193,8 +206,13 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
     """`GET /metrics`; it shows the HTTP requests counted by `counter`."""
+    return metrics_route(EngineMetrics(serving.client, serving.card.name, counter, serving.memory))
+
+
+def metrics_route(collector: Collector) -> tuple[Route, ...]:
+    """`GET /metrics` with what `collector` yields at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineMetrics(serving.client, serving.card.name, counter, serving.memory))
+    registry.register(collector)
     described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
     async def metrics(http_request: Request) -> Response:

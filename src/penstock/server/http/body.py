@@ -16,7 +16,7 @@ from penstock.api_fields.strict_json import JsonObject, decode
 from penstock.server.http.connection import ClientLeft
 from penstock.server.http.failures import BodyTooLarge, BodyTooSlow, UnsupportedMediaType
 
-__all__ = ["discard_body", "read_json"]
+__all__ = ["discard_body", "read_body", "read_json"]
 
 DEADLINE_SECONDS = 30.0
 """Time limit for reading the whole body."""
@@ -36,18 +36,28 @@ async def read_json(http_request: Request, limit: int) -> JsonObject:
         ClientLeft: the connection ended before the body did.
     """
     _check_media_type(http_request.headers.get("content-type", ""))
+    body = await read_body(http_request, limit)
+    if len(body) <= INLINE_BYTES:
+        return decode(body)
+    return await asyncio.to_thread(decode, body)
+
+
+async def read_body(http_request: Request, limit: int) -> bytes:
+    """Read the whole body, whatever it is.
+
+    Raises:
+        RequestError: more than `limit` bytes, or too slow.
+        ClientLeft: the connection ended before the body did.
+    """
     pieces = _pieces(http_request.receive)
     if int(http_request.headers.get("content-length", "0")) > limit:
         await _discard(pieces, limit)
         raise BodyTooLarge(limit)
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            body = await _collect(pieces, limit)
+            return await _collect(pieces, limit)
     except TimeoutError:
         raise BodyTooSlow(DEADLINE_SECONDS) from None
-    if len(body) <= INLINE_BYTES:
-        return decode(body)
-    return await asyncio.to_thread(decode, body)
 
 
 async def discard_body(receive: Receive, limit: int) -> bool:

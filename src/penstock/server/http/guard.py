@@ -25,7 +25,12 @@ from penstock.server.http.failures import HttpRefusal, error_response
 __all__ = ["ADMIN_PATHS", "OPEN_PATHS", "Guard"]
 
 OPEN_PATHS = frozenset({b"/health/live"})
-ADMIN_PATHS = frozenset({b"/reset_prefix_cache", b"/start_profile", b"/stop_profile"})
+ADMIN_PATHS = frozenset(
+    {
+        *(b"/reset_prefix_cache", b"/start_profile", b"/stop_profile"),
+        *(b"/models/load", b"/models/unload", b"/models/pin", b"/models/unpin"),
+    }
+)
 HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]*)?")
 SAFE_METHODS = ("GET", "HEAD")
 CORS_METHODS = "GET, POST, DELETE"

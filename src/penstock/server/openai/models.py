@@ -5,7 +5,7 @@ Both vendors have these paths: a request with the header `anthropic-version` is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from fastapi import Request, Response
@@ -18,7 +18,7 @@ from penstock.server.http.failures import HttpRefusal, json_response
 from penstock.server.http.openapi import answers
 from penstock.server.http.route import Route
 
-__all__ = ["routes"]
+__all__ = ["ANTHROPIC", "anthropic_list", "anthropic_model", "model_object", "not_deletable", "routes"]
 
 ANTHROPIC = "anthropic-version"
 MOST_MODELS = 1000
@@ -31,22 +31,22 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     async def list_models(http_request: Request) -> Response:
         """The served model under each of its names."""
         if ANTHROPIC in http_request.headers:
-            return json_response(200, _anthropic_list(card, http_request.query_params))
-        return json_response(200, {"object": "list", "data": [_model_object(card, name) for name in card.names]})
+            return json_response(200, anthropic_list(card.names, card.created, http_request.query_params))
+        return json_response(200, {"object": "list", "data": [model_object(card, name) for name in card.names]})
 
     async def retrieve_model(http_request: Request, model_id: str) -> Response:
         """The served model, by name; names may hold slashes."""
         if not card.answers_to(model_id):
             raise UnknownModel(printable(model_id), *card.names)
-        as_object = _anthropic_model if ANTHROPIC in http_request.headers else _model_object
-        return json_response(200, as_object(card, model_id))
+        if ANTHROPIC in http_request.headers:
+            return json_response(200, anthropic_model(model_id, card.created))
+        return json_response(200, model_object(card, model_id))
 
     async def delete_model(model_id: str) -> Response:
         """Refused: what is served is the operator's decision."""
         if not card.answers_to(model_id):
             raise UnknownModel(printable(model_id), *card.names)
-        message = "The served model is the operator's choice; it cannot be deleted over HTTP."
-        raise HttpRefusal(403, message, code="model_not_deletable", kind="permission_error")
+        raise not_deletable()
 
     return (
         Route("DELETE", "/v1/models/{model_id:path}", delete_model, documented=False),
@@ -55,13 +55,19 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     )
 
 
-def _anthropic_list(card: ModelCard, query: Mapping[str, str]) -> JsonObject:
-    """A page of Anthropic's list of models.
+def not_deletable() -> HttpRefusal:
+    """The refusal to delete a model."""
+    message = "The served model is the operator's choice; it cannot be deleted over HTTP."
+    return HttpRefusal(403, message, code="model_not_deletable", kind="permission_error")
+
+
+def anthropic_list(names: Sequence[str], created: int, query: Mapping[str, str]) -> JsonObject:
+    """A page of Anthropic's list of models; `created` in seconds since 1970.
 
     Raises:
         InvalidParameter: a query parameter is unknown or invalid.
     """
-    names = list(card.names)
+    names = list(names)
     for name in query:
         if name not in ("limit", "after_id", "before_id"):
             where = printable(name)
@@ -73,17 +79,19 @@ def _anthropic_list(card: ModelCard, query: Mapping[str, str]) -> JsonObject:
         names = names[names.index(query["after_id"]) + 1 :]
     if query.get("before_id") in names:
         names = names[: names.index(query["before_id"])]
-    data = [_anthropic_model(card, name) for name in names[: int(limit)]]
+    data = [anthropic_model(name, created) for name in names[: int(limit)]]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"data": data, "has_more": len(names) > len(data), **ends}
 
 
-def _anthropic_model(card: ModelCard, name: str) -> JsonObject:
-    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+def anthropic_model(name: str, created: int) -> JsonObject:
+    """A model in Anthropic's format; `created` in seconds since 1970."""
+    since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return {"type": "model", "id": name, "display_name": name, "created_at": since}
 
 
-def _model_object(card: ModelCard, name: str) -> JsonObject:
+def model_object(card: ModelCard, name: str) -> JsonObject:
+    """A model in OpenAI's format."""
     return {
         "id": name,
         "object": "model",

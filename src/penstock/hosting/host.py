@@ -1,0 +1,336 @@
+"""Decides which of several models are loaded: each from its first request on, within limits on number and memory.
+
+A model that needs room takes that of the one that was used least recently; first of one that answers nothing now, else
+of one that is busy, which then takes no new request and is unloaded when it has answered those that it has. Pinned
+models keep their room. One model is loaded or unloaded at a time, in the order in which they were asked for.
+
+Invariants: a request that has been given a model keeps it until it ends; a model that was loaded for a request answers
+that request before it leaves. Confined to one event loop. Knows neither HTTP nor how a model is loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Generic
+
+from penstock.contract.errors import PenstockError, UnknownModel
+from penstock.contract.hosting import HostedModel, HostLimits, ModelStatus
+from penstock.hosting.failures import HostClosed, ModelCannotLoad, ModelIsComing, NoRoomForModel
+from penstock.hosting.place import Coming, LoadedT, Place, Stay
+
+__all__ = ["ModelHost"]
+
+log = logging.getLogger("penstock.server")
+
+_LOOK_SECONDS = 1.0
+"""How often models are looked for that were idle for too long."""
+
+
+class ModelHost(Generic[LoadedT]):
+    """The models of one server; see the module.
+
+    Args:
+        models: in the order in which they are listed; their names differ.
+        load: loads a model. Gets a function that says, from any thread, that it cannot answer any more, and why.
+        limits: how much may be loaded at once.
+        clock: seconds, monotone.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[HostedModel],
+        load: Callable[[HostedModel, Callable[[str], None]], Awaitable[LoadedT]],
+        limits: HostLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._places = [Place[LoadedT](model, model.pinned) for model in models]
+        self._by_name = {name: place for place in self._places for name in place.model.names}
+        self._load = load
+        self._limits = limits
+        self._clock = clock
+        self._moving = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use."""
+        return tuple(self._by_name)
+
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        """Every model at this moment, in the order in which they were given."""
+        return tuple(place.status() for place in self._places)
+
+    def status(self, name: str) -> ModelStatus:
+        """One model at this moment.
+
+        Raises:
+            UnknownModel: there is none of this name.
+        """
+        return self._find(name).status()
+
+    def present(self, name: str) -> LoadedT | None:
+        """A model, if it is loaded.
+
+        Raises:
+            UnknownModel: there is none of this name.
+        """
+        stay = self._find(name).stay
+        return stay.loaded if stay is not None else None
+
+    def loaded(self) -> Iterator[tuple[HostedModel, LoadedT]]:
+        """The models that are loaded now, those included that are about to leave."""
+        for place in self._places:
+            if place.stay is not None:
+                yield place.model, place.stay.loaded
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncGenerator[LoadedT]:
+        """Hold a model while a request is answered; it is loaded first if need be.
+
+        Raises:
+            UnknownModel: there is none of this name.
+            ModelIsComing: it was not loaded in time; it still will be.
+            ModelCannotLoad: it cannot be loaded.
+            NoRoomForModel: other models are pinned and leave no room.
+        """
+        stay = await self._enter(self._find(name))
+        try:
+            yield stay.loaded
+        finally:
+            stay.leave(self._clock())
+
+    async def load(self, name: str) -> None:
+        """Have a model loaded, and wait for it. Raises as `use` does."""
+        async with self.use(name):
+            pass
+
+    async def unload(self, name: str) -> None:
+        """Unload a model when it has answered the requests that it has, and wait for that; pinned, it is no more.
+
+        Raises:
+            UnknownModel: there is none of this name.
+        """
+        place = self._find(name)
+        place.pinned = False
+        stay = place.stay
+        if stay is not None:
+            stay.leaving = True
+            await stay.unused()  # before its turn: meanwhile others may move
+        async with self._moving:
+            if place.stay is not None and place.stay.leaving:
+                await self._leave(place)
+
+    async def pin(self, name: str) -> None:
+        """Load a model, and have it keep its room from now on. Raises as `use` does."""
+        await self.load(name)
+        self._find(name).pinned = True
+
+    def unpin(self, name: str) -> None:
+        """Let a model make room for others again.
+
+        Raises:
+            UnknownModel: there is none of this name.
+        """
+        self._find(name).pinned = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Inside, pinned models are loaded, and those that are idle for too long leave; at the end all are unloaded.
+
+        Raises:
+            PenstockError: a pinned model cannot be loaded.
+        """
+        looking = asyncio.create_task(self._look())
+        try:
+            for place in self._places:
+                if place.pinned:
+                    await self.load(place.model.names[0])
+            yield
+        finally:
+            looking.cancel()
+            await self._close()
+
+    def _find(self, name: str) -> Place[LoadedT]:
+        place = self._by_name.get(name)
+        if place is None:
+            raise UnknownModel(name, *self.names)
+        return place
+
+    async def _enter(self, place: Place[LoadedT]) -> Stay[LoadedT]:
+        """Begin a request of this model, as soon as it is loaded."""
+        try:
+            async with asyncio.timeout(self._limits.wait_seconds or None):
+                if place.stay is None or place.stay.leaving:
+                    return await self._wait(place)
+        except TimeoutError:
+            raise ModelIsComing(place.model.names[0]) from None
+        place.stay.enter(self._clock())
+        return place.stay
+
+    async def _wait(self, place: Place[LoadedT]) -> Stay[LoadedT]:
+        """Wait until a model has been loaded, which then counts this request among its users."""
+        coming = place.coming
+        if coming is None:
+            coming = place.coming = Coming()
+            coming.task = asyncio.create_task(self._bring(place, coming))
+            coming.task.add_done_callback(_look_at)
+        coming.waiting += 1
+        try:
+            stay = await asyncio.shield(coming.task)
+        except BaseException:
+            coming.give_up(self._clock())
+            raise
+        if stay is None:  # nobody had waited any more when its turn came, and then this request did
+            return await self._wait(place)
+        return stay
+
+    async def _bring(self, place: Place[LoadedT], coming: Coming[LoadedT]) -> Stay[LoadedT] | None:
+        """Load a model in its turn; None if nobody waits for it any more."""
+        try:
+            async with self._moving:
+                if self._closed:
+                    raise HostClosed
+                if not coming.waiting:
+                    place.coming = None
+                    return None
+                await self._leave(place)  # of its earlier stay, which takes no requests any more
+                await self._make_room(place)
+                loaded = await self._loaded(place)
+                coming.stay = place.stay = Stay(loaded, coming.waiting, self._clock())
+                place.coming = None
+                self._keep_within_memory(place)
+                return coming.stay
+        finally:
+            if place.coming is coming:
+                place.coming = None
+
+    async def _loaded(self, place: Place[LoadedT]) -> LoadedT:
+        name = place.model.names[0]
+        began, place.loading = self._clock(), True
+        number, event_loop = place.loads + 1, asyncio.get_running_loop()
+
+        def lost(reason: str) -> None:
+            event_loop.call_soon_threadsafe(self._lost, place, number, reason)
+
+        try:
+            loaded = await self._load(place.model, lost)
+        except PenstockError as error:
+            place.reason = str(error)
+            log.error("model %s cannot be loaded: %s", name, error)
+            raise ModelCannotLoad(name) from error
+        finally:
+            place.loading = False
+        place.loads, place.load_seconds, place.reason = number, self._clock() - began, ""
+        place.size, place.max_model_len = loaded.bytes, loaded.max_model_len
+        log.info("model %s is loaded, after %.1f s", name, place.load_seconds)
+        return loaded
+
+    async def _make_room(self, place: Place[LoadedT]) -> None:
+        """Unload others until this model fits."""
+        wanted = place.size or place.model.file_bytes
+        while not self._fits(wanted):
+            other = self._next_to_leave(place)
+            if other is None:
+                if self._limits.most and self._count() >= self._limits.most:
+                    raise NoRoomForModel(place.model.names[0])
+                return  # it is larger than all that there is: it decides itself whether it can be loaded
+            await self._leave(other)
+
+    def _keep_within_memory(self, place: Place[LoadedT]) -> None:
+        """Have others leave if the model takes more memory than was expected of it."""
+        excess = sum(loaded.bytes for _, loaded in self.loaded()) - self._limits.memory
+        while self._limits.memory and excess > 0 and (other := self._next_to_leave(place, leaving=False)) is not None:
+            assert other.stay is not None, "it is loaded"
+            excess -= other.stay.loaded.bytes
+            other.stay.leaving = True
+            self._end(other)
+
+    def _fits(self, size: int) -> bool:
+        """Whether one more model of this size may be loaded."""
+        limits = self._limits
+        taken = sum(loaded.bytes for _, loaded in self.loaded())
+        few_enough = not limits.most or self._count() < limits.most
+        return few_enough and (not limits.memory or taken + size <= limits.memory)
+
+    def _count(self) -> int:
+        return sum(1 for _ in self.loaded())
+
+    def _next_to_leave(self, newcomer: Place[LoadedT], *, leaving: bool = True) -> Place[LoadedT] | None:
+        """The model that makes room for `newcomer`; with `leaving`, it may be one that is about to leave anyway."""
+        stays = [
+            (bool(place.stay.users), place.stay.last_used, index)
+            for index, place in enumerate(self._places)
+            if place.stay is not None
+            and not place.pinned
+            and place is not newcomer
+            and (leaving or not place.stay.leaving)
+        ]
+        return self._places[min(stays)[2]] if stays else None
+
+    async def _leave(self, place: Place[LoadedT]) -> None:
+        """Unload a model, if it is loaded, as soon as it answers nothing. The caller moves models."""
+        stay = place.stay
+        if stay is None:
+            return
+        stay.leaving = True
+        await stay.unused()
+        await stay.loaded.close()
+        place.stay = None
+        log.info("model %s is unloaded", place.model.names[0])
+
+    def _lost(self, place: Place[LoadedT], number: int, reason: str) -> None:
+        """A model cannot answer any more: it is unloaded, and loaded again when the next request comes."""
+        if place.stay is None or place.loads != number:
+            return
+        place.reason, place.stay.leaving = reason, True
+        log.error("model %s is lost: %s", place.model.names[0], reason)
+        self._end(place)
+
+    def _end(self, place: Place[LoadedT]) -> None:
+        """Unload a model that takes no requests any more, some time."""
+
+        async def leave() -> None:
+            async with self._moving:
+                if place.stay is not None and place.stay.leaving:
+                    await self._leave(place)
+
+        task = asyncio.create_task(leave())
+        place.ending.add(task)
+        task.add_done_callback(place.ending.discard)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            self.unload_idle()
+
+    def unload_idle(self) -> None:
+        """Begin to unload every model without a request for longer than it may be."""
+        for place in self._places:
+            idle, stay = place.model.idle_seconds, place.stay
+            if stay is None or stay.leaving or stay.users or place.pinned or not idle:
+                continue
+            if self._clock() - stay.last_used >= idle:
+                stay.leaving = True
+                self._end(place)
+
+    async def _close(self) -> None:
+        """Unload all, whatever they are doing."""
+        self._closed = True
+        for place in self._places:
+            if place.coming is not None and not place.loading:
+                place.coming.task.cancel()
+        async with self._moving:
+            for place in self._places:
+                if place.stay is not None:
+                    stay, place.stay = place.stay, None
+                    await stay.loaded.close()
+
+
+def _look_at(task: asyncio.Task[object]) -> None:
+    """Look at how a task ended: nobody may wait for it any more."""
+    if not task.cancelled():
+        task.exception()

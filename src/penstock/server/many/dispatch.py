@@ -1,0 +1,201 @@
+"""Hands each request to the model that it names: by `?model=`, by the body's `model`, else the first of the list.
+
+A model's part of the server is made when the model is loaded first, and stays when the model leaves: what it keeps of
+its answers is still there when the model is back. Requests for a stored answer name no model, so each part is asked
+until one knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.api_fields.strict_json import printable
+from penstock.contract.errors import PenstockError, UnknownModel
+from penstock.contract.hosting import Models, ServedModel
+from penstock.server.application import ModelPart
+from penstock.server.http.body import read_body
+from penstock.server.http.connection import while_connected
+from penstock.server.http.failures import error_response
+from penstock.server.http.known_refusals import SCOPE_KEY
+
+__all__ = ["Dispatch", "Parts"]
+
+_STORED = ("/v1/responses/", "/v1/chat/completions/")
+"""Prefixes of paths that may name a stored answer."""
+_NOT_FOUND = 404
+
+
+class _Named(msgspec.Struct):
+    """What is read of a body before its model is known; the rest is skipped."""
+
+    model: str | None = None
+
+
+class Parts:
+    """The parts of the models that were loaded so far, by main name. Confined to one event loop.
+
+    Args:
+        models: the server's.
+        make: makes the part of a model that is loaded for the first time.
+    """
+
+    def __init__(self, models: Models, make: Callable[[str, ServedModel], ModelPart]) -> None:
+        self.models = models
+        self._make = make
+        self._parts: dict[str, ModelPart] = {}
+        self._holding: list[asyncio.Task[None]] = []
+        self._end = asyncio.Event()
+
+    def present(self) -> tuple[ModelPart, ...]:
+        """The parts that there are."""
+        return tuple(self._parts.values())
+
+    async def of(self, name: str) -> ModelPart:
+        """The part of a model under any of its names; the model is loaded if it never was.
+
+        Raises:
+            UnknownModel: there is none of this name.
+            Unavailable: it is not loaded yet, or cannot be.
+        """
+        main = self.models.status(name).model.names[0]
+        if main not in self._parts:
+            async with self.models.use(main) as model:
+                if main not in self._parts:  # another request may have waited for it too
+                    self._parts[main] = part = self._make(main, model)
+                    await self._begin(part)
+        return self._parts[main]
+
+    async def close(self) -> None:
+        """End what runs beside the requests of every part."""
+        self._end.set()
+        await asyncio.gather(*self._holding)
+
+    async def _begin(self, part: ModelPart) -> None:
+        """Enter the part's lifespan, in a task of its own, which also leaves it."""
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def hold() -> None:
+            async with part.app.router.lifespan_context(part.app):
+                begun.set_result(None)
+                await self._end.wait()
+
+        self._holding.append(asyncio.create_task(hold()))
+        await begun
+
+
+class Dispatch:
+    """ASGI middleware; see the module.
+
+    Args:
+        app: the endpoints of the server itself.
+        parts: the models'.
+        is_own: whether a path belongs to `app`.
+        max_body_bytes: the longest body.
+    """
+
+    def __init__(self, app: ASGIApp, parts: Parts, is_own: Callable[[str], bool], max_body_bytes: int) -> None:
+        self._app = app
+        self._parts = parts
+        self._is_own = is_own
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, by the server itself or by the model that it names."""
+        if scope["type"] != "http" or self._is_own(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await read_body(Request(scope, receive), self._max_body_bytes)
+            name = _named(scope, body)
+            if not name and scope["path"].startswith(_STORED) and (parts := self._parts.present()):
+                await self._ask_each(parts, scope, _Replay(body, receive), send)
+                return
+            part = await self._part(name or self._parts.models.names[0], receive)
+        except PenstockError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await _answer(part, scope, _Replay(body, receive), send)
+
+    async def _part(self, name: str, receive: Receive) -> ModelPart:
+        """The part of a model, as long as the client waits for it."""
+        if name not in self._parts.models.names:
+            raise UnknownModel(printable(name), *self._parts.models.names)
+        found: list[ModelPart] = []
+
+        async def find() -> None:
+            found.append(await self._parts.of(name))
+
+        await while_connected(receive, find())
+        return found[0]
+
+    async def _ask_each(self, parts: tuple[ModelPart, ...], scope: Scope, replay: _Replay, send: Send) -> None:
+        """Ask each part for a stored answer; the last one's refusal is the server's."""
+        for part in parts[:-1]:
+            attempt = _Attempt(send)
+            await _answer(part, scope, replay.again(), attempt.send)
+            if attempt.known:
+                return
+        await _answer(parts[-1], scope, replay.again(), send)
+
+
+async def _answer(part: ModelPart, scope: Scope, receive: Receive, send: Send) -> None:
+    """Have a part answer; what it raises is for the server's own envelope."""
+    scope["app"] = part.app
+    if part.app.middleware_stack is None:
+        part.app.middleware_stack = part.app.build_middleware_stack().app  # type: ignore[attr-defined]
+    try:
+        await part.app.middleware_stack(scope, receive, send)
+    finally:
+        scope.pop(SCOPE_KEY, None)  # the same head may name another model, whose queue has room
+
+
+def _named(scope: Scope, body: bytes) -> str:
+    """The model that a request names; "" for none, also where the body cannot be read: its endpoint says why."""
+    asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model")
+    if asked:
+        return asked[0]
+    try:
+        named: _Named = msgspec.json.decode(body, type=_Named)
+    except msgspec.DecodeError:
+        return ""
+    return named.model or ""
+
+
+class _Replay:
+    """A body that was read, received once more; after it, what the client does."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body = body
+        self._receive = receive
+        self._given = False
+
+    def again(self) -> _Replay:
+        """The same from the beginning."""
+        return _Replay(self._body, self._receive)
+
+    async def __call__(self) -> Message:
+        if self._given:
+            return await self._receive()
+        self._given = True
+        return {"type": "http.request", "body": self._body, "more_body": False}
+
+
+class _Attempt:
+    """Passes an answer on, unless it is that there is no such thing."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.known = True
+
+    async def send(self, message: Message) -> None:
+        """Send a message of an answer."""
+        if message["type"] == "http.response.start" and message["status"] == _NOT_FOUND:
+            self.known = False
+        if self.known:
+            await self._send(message)

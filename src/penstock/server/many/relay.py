@@ -1,0 +1,122 @@
+"""The engine of a model that comes and goes, as one `EngineClient` that stays.
+
+Whatever needs the engine loads the model first, and holds it until it is done. What only looks (health, measurements)
+is answered from the last look while the model is not loaded, and loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from penstock.contract.events import Output
+from penstock.contract.hosting import Models, ServedModel
+from penstock.contract.measurements import Measurements
+from penstock.contract.ports import EngineClient, Health, Tokenized
+from penstock.contract.request import EngineRequest, Prompt
+
+__all__ = ["RelayedClient", "RelayedWatch"]
+
+
+class RelayedClient:
+    """See `EngineClient`. Beside its errors, all that compute raise those of `Models.use`.
+
+    Args:
+        models: the server's.
+        name: of this one.
+        first: the model as it was loaded first.
+    """
+
+    def __init__(self, models: Models, name: str, first: ServedModel) -> None:
+        self._models = models
+        self._name = name
+        self._health = first.client.health()
+        self._measurements = first.client.measurements()
+
+    @property
+    def _client(self) -> EngineClient | None:
+        present = self._models.present(self._name)
+        return None if present is None else present.client
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+        """See `EngineClient.generate`."""
+        async with self._models.use(self._name) as model, aclosing(model.client.generate(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        if (client := self._client) is not None:
+            await client.abort(request_id)
+
+    def check_queue(self, tenant: str) -> None:
+        """See `EngineClient.check_queue`."""
+        if (client := self._client) is not None:
+            client.check_queue(tenant)
+
+    def health(self) -> Health:
+        """See `EngineClient.health`; a model that is not loaded is well, and does nothing."""
+        if (client := self._client) is not None:
+            self._health = client.health()
+            return self._health
+        return replace(self._health, alive=True, reason="", running=0, waiting=0)
+
+    async def heartbeat(self) -> None:
+        """See `EngineClient.heartbeat`."""
+        if (client := self._client) is not None:
+            await client.heartbeat()
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`."""
+        if (client := self._client) is not None:
+            await client.reset_prefix_cache()
+
+    async def start_profile(self) -> None:
+        """See `EngineClient.start_profile`."""
+        async with self._models.use(self._name) as model:
+            await model.client.start_profile()
+
+    async def stop_profile(self) -> tuple[str, ...]:
+        """See `EngineClient.stop_profile`."""
+        async with self._models.use(self._name) as model:
+            return await model.client.stop_profile()
+
+    async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        async with self._models.use(self._name) as model:
+            return await model.client.tokenize(prompt, tenant)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        async with self._models.use(self._name) as model:
+            return await model.client.detokenize(token_ids)
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`."""
+        if (client := self._client) is not None:
+            self._measurements = client.measurements()
+            return self._measurements
+        return replace(self._measurements, running=0, waiting=0)
+
+
+class RelayedWatch:
+    """See `StepWatch`; nothing is overdue while the model is not loaded."""
+
+    def __init__(self, models: Models, name: str) -> None:
+        self._models = models
+        self._name = name
+
+    def overdue(self) -> str:
+        """See `StepWatch`."""
+        present = self._models.present(self._name)
+        return "" if present is None else present.watch.overdue()
+
+    def lost(self) -> str:
+        """See `StepWatch`: a model that is lost is loaded again, and the process can serve."""
+        return ""
+
+    def began(self) -> float:
+        """See `StepWatch`."""
+        present = self._models.present(self._name)
+        return float("inf") if present is None else present.watch.began()

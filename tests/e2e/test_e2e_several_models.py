@@ -1,0 +1,272 @@
+"""Several models behind one port: each is loaded when it is asked for, answers as alone, and makes room for others."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+from served import PATIENCE, wait_until
+from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
+
+from needs import COMPILED
+from penstock import LLM, SamplingParams
+from penstock.kernels import native
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
+
+FAMILIES = {"first": "llama", "second": "qwen3", "third": "gemma2"}
+OPTIONS = {"kv_cache_memory": "4MiB", "max_num_seqs": 4, "threads": 1}
+PROMPT = [5, 9, 4, 9, 5, 7, 11, 5, 9, 4]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    found = {}
+    for name, family in FAMILIES.items():
+        found[name] = folder = tmp_path_factory.mktemp("models") / name
+        folder.mkdir()
+        write_checkpoint(folder, family, VARIANTS[family][0], vocab_size=BYTE_VOCABULARY)
+        write_byte_tokenizer(folder)
+    return found
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--no-standby", *flags, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": "off", **environment},
+    )
+    lines: list[str] = []
+    assert process.stdout is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stdout))
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(r"listening (http://\S+)", line):
+                break
+        else:
+            raise AssertionError(f"it ended before it listened: {lines}")
+        reader.start()  # so that it can go on writing
+        yield found[1], process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(PATIENCE)
+        if reader.ident is not None:
+            reader.join()
+        process.stdout.close()
+    assert code == 0, lines[-20:]
+
+
+@pytest.fixture(scope="module")
+def server(folders) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    names = [str(folders[name]) for name in FAMILIES]
+    with serving(*names, "--max-loaded-models", "2", "--pin", names[0]) as (url, process):
+        yield url, process
+
+
+def states(url: str) -> dict[str, str]:
+    return {each["id"]: each["status"]["value"] for each in httpx.get(f"{url}/v1/models").json()["data"]}
+
+
+def complete(url: str, model: str, **changes) -> httpx.Response:
+    body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": 12, "ignore_eos": True, **changes}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+def text_of(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+@pytest.fixture(scope="module")
+def alone(folders) -> dict[str, str]:
+    """What each model answers as a library."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    found = {}
+    for name, folder in folders.items():
+        with LLM(str(folder), **OPTIONS) as llm:
+            (output,) = llm.generate([{"prompt_token_ids": PROMPT}], params, use_tqdm=False)
+            found[name] = output.outputs[0].text
+    return found
+
+
+def test_each_answers_as_alone_and_the_pinned_one_stays(server, alone):
+    url, _ = server
+    assert states(url)["first"] == "loaded"
+    for name in ("third", "second", "first", "third"):
+        assert text_of(complete(url, name)) == alone[name]
+        assert states(url)["first"] == "loaded"
+        assert list(states(url).values()).count("loaded") <= 2
+    assert states(url)["second"] == "unloaded"
+
+
+def test_200_mixed_requests_from_eight_clients_fail_never(server, alone):
+    url, _ = server
+    wrong: list[str] = []
+
+    def ask(which: int) -> None:
+        for at in range(25):
+            name = list(FAMILIES)[(which + at // 5) % 3]
+            try:
+                if text_of(complete(url, name)) != alone[name]:
+                    wrong.append(name)
+            except Exception as error:
+                wrong.append(repr(error))
+
+    clients = [threading.Thread(target=ask, args=(which,)) for which in range(8)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert not wrong
+    assert states(url)["first"] == "loaded"
+
+
+def test_a_request_without_a_model_is_the_first_ones(server, alone):
+    url, _ = server
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    assert text_of(httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)) == alone["first"]
+
+
+def test_an_unknown_model_is_refused_with_the_names_that_there_are(server):
+    url, _ = server
+    refused = complete(url, "fourth")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    assert "'third'" in refused.json()["error"]["message"]
+
+
+def test_a_body_that_cannot_be_read_is_refused_as_ever(server):
+    url, _ = server
+    headers = {"content-type": "application/json"}
+    refused = httpx.post(f"{url}/v1/completions", content=b'{"model": ', headers=headers, timeout=PATIENCE)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_models_are_loaded_unloaded_and_pinned_by_their_routes(server):
+    url, _ = server
+
+    def move(action: str, model: str) -> httpx.Response:
+        return httpx.post(f"{url}/models/{action}", json={"model": model}, timeout=PATIENCE)
+
+    assert move("load", "second").json()["status"]["value"] == "loaded"
+    assert move("pin", "second").json()["status"]["pinned"] is True
+    full = complete(url, "third")
+    assert full.status_code == 503
+    assert "pinned" in full.json()["error"]["message"]
+    assert int(full.headers["retry-after"]) > 0
+    assert move("unpin", "second").json()["status"]["pinned"] is False
+    assert complete(url, "third").status_code == 200
+    assert move("unload", "third").json()["status"]["value"] == "unloaded"
+    assert move("load", "fourth").status_code == 404
+    assert httpx.post(f"{url}/models/load", json={}, timeout=PATIENCE).status_code == 400
+
+
+def test_stored_answers_are_found_whatever_model_gave_them(server):
+    url, _ = server
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=PATIENCE)
+    stored = {name: client.responses.create(model=name, input="ab", max_output_tokens=16) for name in FAMILIES}
+    for name, response in stored.items():
+        found = client.responses.retrieve(response.id)
+        assert (found.model, found.output_text) == (name, response.output_text)
+    missing = httpx.get(f"{url}/v1/responses/resp_none")
+    assert missing.status_code == 404
+
+
+def test_streams_health_and_metrics(server):
+    url, _ = server
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=PATIENCE)
+    stream = client.completions.create(model="second", prompt=PROMPT, max_tokens=8, stream=True, temperature=0)
+    assert sum(1 for _ in stream) > 1
+    health = httpx.get(f"{url}/health").json()
+    assert health["status"] == "ok"
+    assert health["total_blocks"] > 0
+    assert httpx.get(f"{url}/health/ready").status_code == 200
+    assert httpx.get(f"{url}/").status_code == 200
+    text = httpx.get(f"{url}/metrics").text
+    for name in FAMILIES:
+        assert re.search(rf'vllm:generation_tokens_total{{engine="0",model_name="{name}"}} \d', text), name
+    assert 'penstock:model_loaded{model_name="first"} 1.0' in text
+    helps = [line for line in text.splitlines() if line.startswith("# HELP")]
+    assert len(helps) == len(set(helps)), "each metric is described once"
+
+
+def resident(pid: int) -> int:
+    """Bytes that a process and those below it hold."""
+    total = 0
+    for each in (pid, *_below(pid)):
+        found = re.search(r"Rss:\s+(\d+)", Path(f"/proc/{each}/smaps_rollup").read_text())
+        total += int(found[1]) * 1024 if found else 0
+    return total
+
+
+def _below(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            yield child
+            yield from _below(child)
+
+
+def test_an_idle_model_leaves_and_its_memory_with_it(folders, alone):
+    names = [str(folders[name]) for name in ("first", "second")]
+    with serving(*names, "--unload-after", "1") as (url, process):
+        assert text_of(complete(url, "second")) == alone["second"]
+        loaded = resident(process.pid)
+        wait_until(lambda: states(url)["second"] == "unloaded")
+        time.sleep(0.2)
+        assert resident(process.pid) < loaded - 50e6, "its process is gone"
+        assert text_of(complete(url, "second")) == alone["second"]
+
+
+def test_a_model_whose_process_dies_goes_on_and_the_others_too(folders, alone):
+    from served import runners_of
+
+    names = [str(folders[name]) for name in ("first", "second")]
+    with serving(*names) as (url, process):
+        assert text_of(complete(url, "first")) == alone["first"]
+        (runner,) = runners_of(process.pid)
+        assert text_of(complete(url, "second")) == alone["second"]
+        os.kill(runner, signal.SIGKILL)
+        assert text_of(complete(url, "second")) == alone["second"]
+        assert text_of(complete(url, "first")) == alone["first"]
+
+
+def test_the_second_load_finds_its_kv(folders, tmp_path):
+    prompt = [(7 * at) % 200 + 3 for at in range(160)]
+    with serving(str(folders["first"]), "--model-wait", "60", "--kv-store", str(tmp_path / "kv")) as (url, _):
+        first = complete(url, "first", prompt=prompt).json()
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        httpx.post(f"{url}/models/unload", json={"model": "first"}, timeout=PATIENCE)
+        again = complete(url, "first", prompt=prompt).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 128
+        assert again["choices"] == first["choices"]
+
+
+def test_a_file_says_what_each_model_has(folders, tmp_path, alone):
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        f"models:\n  - model: {folders['first']}\n    served-model-name: [small, little]\n    pin: true\n"
+        f"  - model: {folders['second']}\n    max-model-len: 64\n    unload-after: 100\n"
+    )
+    with serving("--models-file", str(file)) as (url, _):
+        assert states(url) == {"small": "loaded", "little": "loaded", "second": "unloaded"}
+        assert text_of(complete(url, "little")) == alone["first"]
+        assert text_of(complete(url, "second")) == alone["second"]
+        listed = {each["id"]: each["max_model_len"] for each in httpx.get(f"{url}/v1/models").json()["data"]}
+        assert listed["second"] == 64
