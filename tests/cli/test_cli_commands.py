@@ -343,10 +343,11 @@ def test_help_says_what_model_may_be_and_has_its_own_options_before_the_shared_o
     from penstock.cli import penstock as commands
 
     shown = CliRunner().invoke(commands, [*command.split(), "--help"], prog_name="penstock").output
-    assert shown.startswith(f"Usage: penstock {command} [OPTIONS] [MODEL]\n")
+    more = " [MODEL]..." if command == "serve" else ""
+    assert shown.startswith(f"Usage: penstock {command} [OPTIONS] [MODEL]{more}\n")
     headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings[:2] == ["Model:", "Options:"]
-    assert set(headings[2:]) <= {"Sampling:", "Engine:", "Server:"}
+    assert set(headings[2:]) <= {"Sampling:", "Engine:", "Server:", "Several models:"}
     assert shown.index("--help", shown.index("Options:")) < shown.index("Engine:") < shown.index("--threads")
     assert ".gguf" in shown
     assert shown.count("MODEL  ") == 1

@@ -32,6 +32,7 @@ _SHARED = frozenset(
             "families",
             "gemma4_config",
             "latent_attention",
+            "predictor",
             "recurrent_mixer",
             "rope_config",
         ),

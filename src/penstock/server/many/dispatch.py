@@ -159,7 +159,7 @@ def _named(scope: Scope, body: bytes) -> str:
     """The model that a request names; "" for none, also where the body cannot be read: its endpoint says why."""
     asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model")
     if asked:
-        return asked[0]
+        return str(asked[0])
     try:
         named: _Named = msgspec.json.decode(body, type=_Named)
     except msgspec.DecodeError:

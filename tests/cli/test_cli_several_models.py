@@ -1,0 +1,99 @@
+"""`penstock serve` with several models: which of them are meant, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from penstock.cli.options import build_configs
+from penstock.cli.serve import command
+from penstock.cli.several_models import choose_models
+from penstock.contract.config import EngineConfig, HostingConfig
+from penstock.contract.errors import ConfigError
+from penstock.contract.hosting import ModelChoice
+
+
+def choices(*arguments: str) -> list[ModelChoice]:
+    """What a command line means, without serving it."""
+    with command.make_context("serve", list(arguments)) as context:
+        config, hosting = build_configs(context, EngineConfig, HostingConfig)
+        given = context.get_parameter_source("model") is not click.core.ParameterSource.DEFAULT
+        models = (config.model, *context.params["more"]) if given else ()
+        return choose_models(context, config, hosting, models)
+
+
+def models_file(folder: Path, text: str) -> str:
+    path = folder / "models.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("arguments", [(), ("a",), ("a", "--max-num-seqs", "3")])
+def test_one_model_alone_is_served_as_ever(arguments):
+    assert choices(*arguments) == []
+
+
+def test_all_share_the_options_of_the_command_line():
+    found = choices("a", "b", "c", "--max-model-len", "64", "--pin", "b", "--unload-after", "9")
+    assert [each.config.model for each in found] == ["a", "b", "c"]
+    assert {each.config.max_model_len for each in found} == {64}
+    assert [each.pinned for each in found] == [False, True, False]
+    assert {each.idle_seconds for each in found} == {9.0}
+
+
+def test_one_model_is_hosted_where_it_may_leave():
+    (found,) = choices("--unload-after", "9")
+    assert found.config.model == EngineConfig().model
+
+
+def test_in_a_file_each_has_its_own(tmp_path):
+    text = (
+        "models:\n  - a\n  - model: b\n    served-model-name: [x, y]\n    kv-cache-memory: 1GiB\n"
+        "    pin: true\n    unload-after: 3\n"
+    )
+    first, second = choices("--models-file", models_file(tmp_path, text), "--max-num-seqs", "5")
+    assert first == ModelChoice(EngineConfig(model="a", max_num_seqs=5))
+    wanted = EngineConfig(model="b", max_num_seqs=5, served_model_name=("x", "y"), kv_cache_memory=1 << 30)
+    assert second == ModelChoice(wanted, pinned=True, idle_seconds=3.0)
+
+
+def test_arguments_and_the_file_go_together(tmp_path):
+    found = choices("a", "--models-file", models_file(tmp_path, "models: [b]"))
+    assert [each.config.model for each in found] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: []", "a list `models`"),
+        ("modells: [a]", "a list `models`"),
+        ("models: [a]\nother: 1", "a list `models`"),
+        ("models:\n  - pin: true", "must have a `model`"),
+        ("models:\n  - model: a\n    pinn: true", "unknown keys: pinn"),
+        ("models:\n  - model: a\n    pin: 1", "must be true or false"),
+        ("models:\n  - model: a\n    max-model-len: many", "max_model_len|max-model-len"),
+        ("models:\n  - model: a\n    unload-after: -1", "from 0 up"),
+        ("models: [", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_what_is_wrong(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said):
+        choices("--models-file", models_file(tmp_path, text))
+
+
+def test_an_option_of_one_model_is_refused_for_several():
+    with pytest.raises(ConfigError, match="give each its own"):
+        choices("a", "b", "--served-model-name", "x")
+
+
+def test_what_is_pinned_must_be_there():
+    with pytest.raises(ConfigError, match="none of the models: a, b"):
+        choices("a", "b", "--pin", "c")
+
+
+@pytest.mark.parametrize("option", ["--max-loaded-models", "--unload-after", "--model-wait"])
+def test_numbers_below_zero_are_refused(option):
+    with pytest.raises(ConfigError, match="from 0 up"):
+        choices("a", "b", option, "-1")
