@@ -47,7 +47,7 @@ def _command(path: str, command: click.Command, commands: dict[str, click.Comman
     level = "##" if path.count(" ") == 1 else "###"
     parts = [f"\n{level} {path}\n\n{text}\n\n```text\n{usage}\n```\n"]
     sections = dict.fromkeys(section_of(option) for option in command.params if isinstance(option, click.Option))
-    for title in (OWN, *sections.keys() - SHARED.keys() - {OWN}):
+    for title in (OWN, *(each for each in sections if each not in (*SHARED, OWN))):
         options = _options(command, title)
         if options:
             heading = "" if title == OWN else f"\n{title} options:\n"
