@@ -6,15 +6,12 @@ Puts concrete classes of several rooms together: has the model loaded, opens its
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import secrets
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +54,12 @@ from penstock.text import TextModel
 from penstock.watchdog import Watchdog
 
 __all__ = [
-    "CLOSE_SECONDS",
-    "FORCED_SECONDS",
     "Assembly",
     "assemble",
     "engine_config",
     "local_application",
-    "observers_of",
     "serve",
 ]
-
-
-FORCED_SECONDS = 1.5
-"""How long the server may take to end after a second signal."""
-
-CLOSE_SECONDS = 10.0
-"""How long closing may take once nothing is served: a hung step would keep the engine from closing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,86 +296,40 @@ def serve(
         SetupError: the model, an option or the address cannot be used.
         EngineDead: the engine died; a supervisor should start the process again.
     """
-    from penstock import server  # users of the library do not need the HTTP stack
+    from penstock.server import create_app  # users of the library do not need the HTTP stack
+    from penstock.server_process import ServerProcess
 
-    if sys.__stderr__ is not None and not faulthandler.is_enabled():
-        faulthandler.enable()  # dump stacks after a crash, or when systemd's watchdog ends the process
-    access = server.open_access(server_options, os.environ)
-    server.configure_logging(server_options.log_format)
-    notifier = server.open_notifier(os.environ)
+    process = ServerProcess(server_options, announce)
     directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
     journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
     answers = AnswerJournal(Path(server_options.journal)) if server_options.journal else None
-
-    def say(line: str) -> None:
-        with server.unread_is_fine(sys.stdout):
-            announce(line)
-        notifier.status(line)
-
-    watchdog, end, last_resort = Watchdog(), server.End(), server.LastResort()
-    assembly = assemble(engine_options, cache_dir, say, starting, watchdog, tenants=bool(access.keys))
+    watchdog, access = Watchdog(), process.access
+    assembly = assemble(engine_options, cache_dir, process.say, starting, watchdog, tenants=bool(access.keys))
+    card, facts = assembly.card, assembly.computing.facts
     for each in (journal, answers):
         if each is not None:
-            each.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
+            each.model = model_digest(facts, card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
     memory = MemoryBudget(engine_options.memory_limit, give_back)
-    client = assembly.start_client(profiles, end.now, memory)
-    say(f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers")
-
-    def ready(url: str) -> None:
-        say(f"listening {url} (POST {url}/v1/{'chat/completions' if assembly.card.generates else 'embeddings'})")
-        if server_options.probe_port:
-            say(f"probes    {server_options.probe_host}, port {server_options.probe_port} (GET /health/ready)")
-        on_ready(url, assembly.card.name)
-
+    client = assembly.start_client(profiles, process.end, memory)
+    process.say(
+        f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers"
+    )
+    endpoint = f"/v1/{'chat/completions' if card.generates else 'embeddings'}"
     try:
-        with observers_of(server_options, assembly.card.name) as observers, watchdog.looking():
-            server.run(
-                server.create_app(
-                    client,
-                    assembly.card,
-                    DEFAULT_LIMITS,
-                    access,
-                    observers,
-                    watchdog,
-                    journal,
-                    answers,
-                    memory,
-                ),
-                server_options,
-                on_ready=ready,
-                drain_seconds=server_options.drain_timeout,
-                end=end,
-                on_force=partial(last_resort.within, FORCED_SECONDS),
-                notifier=notifier,
-            )
+        with process.observers(card.name) as observers, watchdog.looking():
+            app = create_app(client, card, DEFAULT_LIMITS, access, observers, watchdog, journal, answers, memory)
+            process.run(app, endpoint, lambda url: on_ready(url, card.name))
         health = client.health()
         if not health.alive:
             raise EngineDead(f"the server ends, for {health.reason}")
     finally:
-        last_resort.within(CLOSE_SECONDS)
-        client.close()
-        assembly.close()
-        last_resort.cancel()
+        with process.closing():
+            client.close()
+            assembly.close()
         for each in (journal, answers):
             if each is not None:
                 each.close()
-
-
-@contextmanager
-def observers_of(options: ServerConfig, model: str) -> Iterator[list[Callable[[Any], None]]]:
-    """Called with each request that is over: the request log and spans, if the operator wants them."""
-    from penstock import server
-
-    observers: list[Callable[[Any], None]] = [server.log_request] if options.log_requests else []
-    if not options.otlp_traces_endpoint:
-        yield observers
-        return
-    spans = server.open_spans(options.otlp_traces_endpoint, model)
-    try:
-        yield [*observers, spans]
-    finally:
-        spans.close()
 
 
 def _profile_directory(directory: str) -> Path:

@@ -128,7 +128,7 @@ def _listening_url(process: subprocess.Popen[str], began: float, said: list[str]
 
 def runners_of(pid: int) -> list[int]:
     """The process that computes for the server `pid`, and its zygote."""
-    return [each for each in _below(pid) if b"penstock.runner_process" in _read(each, "cmdline")]
+    return [each for each in below(pid) if b"penstock.runner_process" in _read(each, "cmdline")]
 
 
 def runner_of(pid: int) -> int:
@@ -138,11 +138,12 @@ def runner_of(pid: int) -> int:
     return runners[-1]
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
+    """The processes that `pid` started, and those that these started."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, task.read_text(encoding="ascii").split()):
             yield child
-            yield from _below(child)
+            yield from below(child)
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.hosted_models import choose_models
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
 from penstock.cli.sections import SectionedCommand, complete_model
-from penstock.cli.several_models import choose_models
 from penstock.contract.config import EngineConfig, HostingConfig, ServerConfig
-from penstock.contract.hosting import ModelChoice
+from penstock.contract.hosting import HostedModel, ModelChoice
 
 __all__ = ["command"]
 
@@ -61,28 +61,30 @@ def _serve_one(engine_config: EngineConfig, server_config: ServerConfig) -> None
     with ExitStack() as while_serving:
 
         def ready(url: str, model: str) -> None:
-            while_serving.enter_context(_known(cache_dir, url, model, locate_local(engine_config.model, cache_dir)))
+            path = locate_local(engine_config.model, cache_dir)
+            while_serving.enter_context(_listening(cache_dir, url, model, () if path is None else (path,)))
 
         serve(engine_config, server_config, cache_dir, announce=click.echo, on_ready=ready, starting=starting)
 
 
 def _serve_several(choices: Sequence[ModelChoice], server_config: ServerConfig, hosting: HostingConfig) -> None:
     with lasting_imports():
-        from penstock.many_models import serve_models
+        from penstock.hosting_server import serve_models
         from penstock.weights.locate import default_cache_dir
 
         cache_dir = default_cache_dir(os.environ)
 
     with ExitStack() as while_serving:
 
-        def ready(url: str, models: str) -> None:
-            while_serving.enter_context(_known(cache_dir, url, models))
+        def ready(url: str, models: Sequence[HostedModel]) -> None:
+            names, paths = ", ".join(each.names[0] for each in models), [each.path for each in models]
+            while_serving.enter_context(_listening(cache_dir, url, names, paths))
 
         serve_models(choices, hosting, server_config, cache_dir, announce=click.echo, on_ready=ready)
 
 
 @contextmanager
-def _known(cache_dir: Path, url: str, model: str, path: Path | None = None) -> Iterator[None]:
+def _listening(cache_dir: Path, url: str, model: str, paths: Sequence[Path]) -> Iterator[None]:
     """While it serves: `penstock ps` lists it, and the first interrupt shuts it down gracefully."""
-    with listed(cache_dir, url, model, path), interrupts_taken():
+    with listed(cache_dir, url, model, paths), interrupts_taken():
         yield

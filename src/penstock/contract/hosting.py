@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from penstock.contract.config import EngineConfig
@@ -37,16 +38,20 @@ class HostedModel:
     Attributes:
         config: its engine's options.
         names: what clients call it, the main name first.
-        file_bytes: size of its files.
-        pinned: whether it is loaded at the start and never makes room for another.
-        idle_seconds: how long it stays without a request; 0 for as long as there is room.
+        path: where its files are.
+        file_bytes: size of these.
+        pinned: see `ModelChoice`.
+        idle_seconds: see `ModelChoice`.
+        any_name: whether it answers to every name that no other model has.
     """
 
     config: EngineConfig
     names: tuple[str, ...]
+    path: Path = Path()
     file_bytes: int = 0
     pinned: bool = False
     idle_seconds: float = 0.0
+    any_name: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +130,11 @@ class ServedModel(Protocol):
 
 
 class Models(Protocol):
-    """The models of one server, loaded or not. Confined to one event loop.
-
-    Names are those of `HostedModel.names`; all methods but `use` say of a model under any of its names.
-    """
+    """The models of one server, loaded or not; each is asked for by any of its names. Confined to one event loop."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that requests may use."""
+        """All names under which models are listed."""
         ...
 
     def statuses(self) -> tuple[ModelStatus, ...]:

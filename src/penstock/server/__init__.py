@@ -4,7 +4,7 @@
     delivery                                      a parsed request, through the engine, to the bytes of its answer
     http                                          what any HTTP API needs
 
-    many                                          several models behind one port
+    hosting                                       several models behind one port
 
 `application` puts every route on its path, `http.run` puts the application on a socket. `penstock.api_fields` reads the
 fields of requests; the engine is known only as `EngineClient`. Invariants: no field is silently ignored; every error is
@@ -16,19 +16,19 @@ from __future__ import annotations
 from penstock.server.admin.request_log import configure_logging, log_request
 from penstock.server.admin.spans import open_spans
 from penstock.server.application import create_app
+from penstock.server.hosting import create_hosting_app
 from penstock.server.http.access import open_access
 from penstock.server.http.end import End, LastResort
 from penstock.server.http.run import run
 from penstock.server.http.systemd import open_notifier
 from penstock.server.http.unread import unread_is_fine
-from penstock.server.many import create_many_app
 
 __all__ = [
     "End",
     "LastResort",
     "configure_logging",
     "create_app",
-    "create_many_app",
+    "create_hosting_app",
     "log_request",
     "open_access",
     "open_notifier",

@@ -21,7 +21,9 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient, StepWatch
 from penstock.server import admin, anthropic, openai, page, tokens
-from penstock.server.admin.metrics import RequestCounter
+from penstock.server.admin import metrics
+from penstock.server.admin.metrics import EngineMetrics, RequestCounter, ServerMetrics
+from penstock.server.admin.probes import routes as probe_routes
 from penstock.server.admin.readiness import NoWatch, Readiness
 from penstock.server.anthropic.errors import AnthropicErrors
 from penstock.server.delivery.event_ids import HEADER as STREAM_POSITION
@@ -90,7 +92,8 @@ def create_app(
     counter, stopping = RequestCounter(), asyncio.Event()
     serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, stopping)
-    probes = admin.probe_routes(serving, counter, readiness)
+    measured = EngineMetrics(client, card.name, memory), ServerMetrics(counter, card.name)
+    probes = (*probe_routes(client.health, readiness), *metrics.routes(*measured))
     app = _application(serving, (*_routes(serving), *probes), held=hold_bytes(memory, access))
     shield(app, limits, access, stopping, (counter, *observers))
     known = KnownRefusals(client.check_queue, stopping)

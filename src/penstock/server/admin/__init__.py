@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from penstock.server.admin import abort, about, metrics, prefix_cache, probes, profile, reference, stats
-from penstock.server.admin.metrics import RequestCounter
-from penstock.server.admin.readiness import Readiness
+from collections.abc import Callable, Sequence
+
+from penstock.contract.limits import RequestLimits
+from penstock.contract.ports import EngineClient
+from penstock.server.admin import abort, about, prefix_cache, profile, reference, stats
 from penstock.server.admin.schemas import SCHEMAS
-from penstock.server.delivery.serving import Serving
+from penstock.server.delivery.live_requests import LiveRequests
+from penstock.server.delivery.serving import Clients, Serving
+from penstock.server.http.access import Access
 from penstock.server.http.route import Route
 
-__all__ = ["SCHEMAS", "probe_routes", "routes"]
-
-
-def probe_routes(serving: Serving, counter: RequestCounter, readiness: Readiness) -> tuple[Route, ...]:
-    """The endpoints for orchestrators; /metrics shows the HTTP requests counted by `counter`."""
-    return (*probes.routes(serving.client, readiness), *metrics.routes(serving, counter))
+__all__ = ["SCHEMAS", "common_routes", "routes"]
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """Every other endpoint of this package."""
+    """The endpoints of a server of one model, less those that orchestrators ask."""
+
+    def clients() -> tuple[EngineClient]:
+        return (serving.client,)
+
     return (
-        *abort.routes(serving),
-        *prefix_cache.routes(serving),
         *profile.routes(serving),
-        *about.ROUTES,
         *reference.ROUTES,
-        *stats.routes(serving),
+        *common_routes(serving.limits, serving.access, clients, lambda: (serving.live,)),
+    )
+
+
+def common_routes(
+    limits: RequestLimits, access: Access, clients: Clients, lives: Callable[[], Sequence[LiveRequests]]
+) -> tuple[Route, ...]:
+    """The endpoints that concern all engines of a server at once, and their requests."""
+    return (
+        *abort.routes(limits, access, lives),
+        *prefix_cache.routes(clients),
+        *about.ROUTES,
+        *stats.routes(clients),
     )

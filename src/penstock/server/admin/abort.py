@@ -6,19 +6,23 @@ Unknown and finished ids are not errors, because a request may have ended just n
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from fastapi import Request, Response
 
 from penstock.api_fields.fields import Field, Kind, read_fields
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.limits import RequestLimits
-from penstock.server.delivery.serving import Serving
+from penstock.server.delivery.live_requests import LiveRequests
+from penstock.server.delivery.serving import read_body_of
+from penstock.server.http.access import Access
 from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
 
-__all__ = ["ABORT_FIELDS", "routes", "parse_abort"]
+__all__ = ["ABORT_FIELDS", "parse_abort", "routes"]
 
 IDS = Kind(
     "a list of strings",
@@ -40,17 +44,18 @@ def parse_abort(body: JsonObject, limits: RequestLimits) -> list[str]:
     return ids
 
 
-def routes(serving: Serving) -> tuple[Route, ...]:
-    """`POST /abort_requests`."""
+def routes(limits: RequestLimits, access: Access, lives: Callable[[], Sequence[LiveRequests]]) -> tuple[Route, ...]:
+    """`POST /abort_requests`; `lives` gives the requests of every engine."""
     extra = request_body(ABORT_FIELDS, {}, "request_ids")
 
     async def abort_requests(http_request: Request) -> Response:
         """End answers that are being generated; says which of the ids were."""
-        ids = await serving.read(http_request, lambda body: parse_abort(body, serving.limits))
+        ids = await read_body_of(http_request, lambda body: parse_abort(body, limits), limits, access)
         caller = caller_of(http_request.scope)
-        tenant = "" if caller.admin else caller.name
-        return json_response(
-            200, {"aborted": [each for each in ids if await serving.live.abort_response(each, tenant)]}
-        )
+        tenant, aborted = "" if caller.admin else caller.name, []
+        for each in ids:
+            found = [await live.abort_response(each, tenant) for live in lives()]
+            aborted += [each] * any(found)
+        return json_response(200, {"aborted": aborted})
 
     return (Route("POST", "/abort_requests", abort_requests, answers("Aborted"), extra),)

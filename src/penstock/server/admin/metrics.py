@@ -21,7 +21,6 @@ from penstock.contract.measurements import Histogram, Measurements
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.observation import RequestRecord
-from penstock.server.delivery.serving import Serving
 from penstock.server.http.route import Route
 
 __all__ = [
@@ -32,8 +31,7 @@ __all__ = [
     "STORE_OUTCOMES",
     "EngineMetrics",
     "RequestCounter",
-    "http_requests",
-    "metrics_route",
+    "ServerMetrics",
     "routes",
 ]
 
@@ -103,14 +101,39 @@ class RequestCounter:
         self.refusals[cause] += 1
 
 
+class ServerMetrics(Collector):
+    """Turns what was counted of HTTP requests into Prometheus metrics at each scrape.
+
+    Args:
+        requests: counts them.
+        model_name: the model that refusals are said of; None where a server has several.
+    """
+
+    def __init__(self, requests: RequestCounter, model_name: str | None = None) -> None:
+        self._requests = requests
+        self._labels = {} if model_name is None else dict(zip(LABELS, (model_name, ENGINE), strict=True))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield both metrics."""
+        text = "Requests refused, by the bound that they met."
+        refused = CounterMetricFamily("penstock:requests_refused", text, labels=(*self._labels, "reason"))
+        for cause, count in self._requests.refusals.items():
+            refused.add_metric((*self._labels.values(), cause.value), count)
+        yield refused
+        text = "HTTP requests answered."
+        answered = CounterMetricFamily("http_requests", text, labels=("handler", "method", "status"))
+        for labels, count in sorted(self._requests.counts.items()):
+            answered.add_metric(labels, count)
+        yield answered
+
+
 class EngineMetrics(Collector):
     """Turns an engine's newest measurements into Prometheus metrics at each scrape."""
 
-    def __init__(self, client: EngineClient, model_name: str, requests: RequestCounter, memory: MemoryBudget) -> None:
+    def __init__(self, client: EngineClient, model_name: str, memory: MemoryBudget) -> None:
         self._client = client
         self._memory = memory
         self._labels = (model_name, ENGINE)
-        self._requests = requests
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
@@ -124,7 +147,6 @@ class EngineMetrics(Collector):
             family.add_metric(self._labels, _buckets(histogram), histogram.total)
             yield family
         yield from self._stores()
-        yield http_requests(self._requests)
 
     def _gauges(self, measured: Measurements) -> Iterator[Metric]:
         for name, (source, text) in GAUGES.items():
@@ -172,8 +194,6 @@ class EngineMetrics(Collector):
         yield self._by("penstock:kv_store_blocks", text, "outcome", outcomes)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
-        refusals = tuple((cause.value, count) for cause, count in self._requests.refusals.items())
-        yield self._by("penstock:requests_refused", "Requests refused, by the bound that they met.", "reason", refusals)
 
     def _by(self, name: str, text: str, label: str, counts: Sequence[tuple[str, int]]) -> Metric:
         family = CounterMetricFamily(name, text, labels=(*LABELS, label))
@@ -190,29 +210,17 @@ class EngineMetrics(Collector):
         yield self._gauge("penstock:memory_limit_bytes", "The most that they may be together.", self._memory.limit)
 
 
-def http_requests(requests: RequestCounter) -> Metric:
-    """The HTTP requests that were counted."""
-    family = CounterMetricFamily("http_requests", "HTTP requests answered.", labels=("handler", "method", "status"))
-    for labels, count in sorted(requests.counts.items()):
-        family.add_metric(labels, count)
-    return family
-
-
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """(bound, number of values up to it) for each bound: cumulative, as in Prometheus."""
     bounds = [*(str(edge) for edge in histogram.edges), "+Inf"]
     return list(zip(bounds, map(float, accumulate(histogram.counts)), strict=True))
 
 
-def routes(serving: Serving, counter: RequestCounter) -> tuple[Route, ...]:
-    """`GET /metrics`; it shows the HTTP requests counted by `counter`."""
-    return metrics_route(EngineMetrics(serving.client, serving.card.name, counter, serving.memory))
-
-
-def metrics_route(collector: Collector) -> tuple[Route, ...]:
-    """`GET /metrics` with what `collector` yields at each scrape."""
+def routes(*collectors: Collector) -> tuple[Route, ...]:
+    """`GET /metrics`, with what these yield at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
+    for collector in collectors:
+        registry.register(collector)
     described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
     async def metrics(http_request: Request) -> Response:

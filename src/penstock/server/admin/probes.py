@@ -6,25 +6,49 @@ is well while that loop is stuck.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 from fastapi import Response
 
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import EngineDead
-from penstock.contract.ports import EngineClient
-from penstock.server.admin.readiness import STOPPING, Readiness
+from penstock.contract.ports import Health
+from penstock.server.admin.readiness import STOPPING
 from penstock.server.http.failures import ShuttingDown, error_object, json_response
 from penstock.server.http.openapi import answers
 from penstock.server.http.route import Route
 
-__all__ = ["routes"]
+__all__ = ["Condition", "routes"]
 
 
-def routes(client: EngineClient, readiness: Readiness) -> tuple[Route, ...]:
-    """`GET /health`, `GET /health/live` and `GET /health/ready`."""
+class Condition(Protocol):
+    """Whether a server works; see `readiness.Readiness`, which knows it of one engine."""
+
+    async def unready(self) -> str:
+        """Why it takes no work; "" if it does."""
+        ...
+
+    def known_unready(self) -> str:
+        """As `unready`, without asking an engine."""
+        ...
+
+    def dead(self) -> str:
+        """Why nothing can be served until another process is started; "" otherwise."""
+        ...
+
+
+def routes(look: Callable[[], Health], readiness: Condition) -> tuple[Route, ...]:
+    """`GET /health`, `GET /health/live` and `GET /health/ready`.
+
+    Args:
+        look: the state of the engine, or of all together.
+        readiness: whether the server works.
+    """
 
     async def health() -> Response:
         """Whether the engine is alive, and what it is doing."""
-        return _health(client, readiness)
+        return _health(look(), readiness)
 
     async def live() -> Response:
         """Whether this process can serve, now or later; if not, start another. Needs no API key."""
@@ -49,8 +73,8 @@ def routes(client: EngineClient, readiness: Readiness) -> tuple[Route, ...]:
     )
 
 
-def _health(client: EngineClient, readiness: Readiness) -> Response:
-    health = client.health()  # AstrAI's clients read the last two fields; a server that answers has its model
+def _health(health: Health, readiness: Condition) -> Response:
+    # AstrAI's clients read the last two fields; a server that answers has its model
     body: JsonObject = {
         "status": "ok" if health.alive else "dead",
         "reason": readiness.known_unready(),

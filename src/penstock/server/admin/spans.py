@@ -26,7 +26,7 @@ class Spans:
 
     Args:
         provider: an OpenTelemetry SDK `TracerProvider`; ended by `close`.
-        model: the served model's name.
+        model: the served model's name; "" where there are several, for the one that the request named.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -69,7 +69,7 @@ def span_attributes(
         "gen_ai.request.n": request.n,
         "gen_ai.request.temperature": float(request.sampling.get("temperature", 1.0)),
         "gen_ai.request.top_p": float(request.sampling.get("top_p", 1.0)),
-        "gen_ai.response.model": model,
+        "gen_ai.response.model": model or parsed.model,
         "gen_ai.usage.num_sequences": parsed.num_choices,
         "gen_ai.latency.e2e": record.seconds,
         "http.route": record.route,

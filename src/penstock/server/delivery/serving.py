@@ -7,7 +7,7 @@ would be refused), normalised (with `--normalize-prompts`), then bound to the ca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -35,12 +35,14 @@ from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import EXTRA_HEADERS, parse_leniently
 from penstock.server.http.own_timeout import own_timeout
 
-__all__ = ["Parse", "Serving", "bound"]
+__all__ = ["Clients", "Parse", "Serving", "bound", "read_body_of"]
 
 NOTHING_LEFT = 204
 """Tells a reader of events not to reconnect (WHATWG HTML, section "Server-sent events")."""
 
 T = TypeVar("T")
+Clients = Callable[[], Sequence[EngineClient]]
+"""Gives the engines that a server has now."""
 Parse = Callable[[JsonObject, str, ModelCard, RequestLimits], ParsedRequest]
 """An endpoint's parser: the body, the response's id, the served model, the limits."""
 
@@ -105,10 +107,7 @@ class Serving:
         Raises:
             RequestError: it cannot be served.
         """
-        body = await read_json(http_request, self.limits.max_body_bytes)
-        if not self.access.compat:
-            return parse(body)
-        return parse_leniently(body, parse, self.access.limits.max_ignored_params, http_request.scope)
+        return await read_body_of(http_request, parse, self.limits, self.access)
 
     def bind(self, parsed: ParsedRequest, http_request: Request) -> ParsedRequest:
         """Bind a request to its caller's key, which gives it a tenant and a prefix cache, and to its timeout.
@@ -142,6 +141,20 @@ class Serving:
         if parsed.position == END:
             return Response(status_code=NOTHING_LEFT)
         return EngineResponse(self.live, self.streams, parsed, delivery)
+
+
+async def read_body_of(
+    http_request: Request, parse: Callable[[JsonObject], T], limits: RequestLimits, access: Access
+) -> T:
+    """Read the body of a request; with `--compat`, without the fields that would be refused.
+
+    Raises:
+        RequestError: it cannot be served.
+    """
+    body = await read_json(http_request, limits.max_body_bytes)
+    if not access.compat:
+        return parse(body)
+    return parse_leniently(body, parse, access.limits.max_ignored_params, http_request.scope)
 
 
 def bound(parsed: ParsedRequest, caller: Caller, max_seconds: float = 0.0) -> ParsedRequest:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
+from penstock.cli.hosted_models import choose_models
 from penstock.cli.options import build_configs
 from penstock.cli.serve import command
-from penstock.cli.several_models import choose_models
 from penstock.contract.config import EngineConfig, HostingConfig
 from penstock.contract.errors import ConfigError
-from penstock.contract.hosting import ModelChoice
+from penstock.contract.hosting import HostedModel, ModelChoice
+from penstock.hosting_server import hosted_models
 
 
 def choices(*arguments: str) -> list[ModelChoice]:
@@ -36,10 +38,9 @@ def test_one_model_alone_is_served_as_ever(arguments):
 
 
 def test_all_share_the_options_of_the_command_line():
-    found = choices("a", "b", "c", "--max-model-len", "64", "--pin", "b", "--unload-after", "9")
+    found = choices("a", "b", "c", "--max-model-len", "64", "--unload-after", "9")
     assert [each.config.model for each in found] == ["a", "b", "c"]
     assert {each.config.max_model_len for each in found} == {64}
-    assert [each.pinned for each in found] == [False, True, False]
     assert {each.idle_seconds for each in found} == {9.0}
 
 
@@ -73,6 +74,7 @@ def test_arguments_and_the_file_go_together(tmp_path):
         ("models:\n  - pin: true", "must have a `model`"),
         ("models:\n  - model: a\n    pinn: true", "unknown keys: pinn"),
         ("models:\n  - model: a\n    pin: 1", "must be true or false"),
+        ("models:\n  - model: a\n    memory-limit: 1GiB", "unknown keys: memory-limit"),
         ("models:\n  - model: a\n    max-model-len: many", "max_model_len|max-model-len"),
         ("models:\n  - model: a\n    unload-after: -1", "from 0 up"),
         ("models: [", "cannot be read"),
@@ -83,14 +85,53 @@ def test_a_file_that_cannot_be_meant_is_refused_with_what_is_wrong(tmp_path, tex
         choices("--models-file", models_file(tmp_path, text))
 
 
-def test_an_option_of_one_model_is_refused_for_several():
-    with pytest.raises(ConfigError, match="give each its own"):
-        choices("a", "b", "--served-model-name", "x")
+def test_an_option_of_one_model_is_refused_for_several(tmp_path):
+    for several in (("a", "b"), ("--models-file", models_file(tmp_path, "models: [a, b]"))):
+        with pytest.raises(ConfigError, match="give each its own"):
+            choices(*several, "--served-model-name", "x")
 
 
-def test_what_is_pinned_must_be_there():
-    with pytest.raises(ConfigError, match="none of the models: a, b"):
-        choices("a", "b", "--pin", "c")
+@pytest.fixture
+def folders(tmp_path) -> list[str]:
+    """Two models as far as names go."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    return [str(tmp_path / name) for name in ("one", "two")]
+
+
+def named(folders: list[str], *pins: str, names: tuple[tuple[str, ...], ...] = ((), ())) -> list[HostedModel]:
+    chosen = [
+        ModelChoice(EngineConfig(model=folder, served_model_name=own))
+        for folder, own in zip(folders, names, strict=True)
+    ]
+    return hosted_models(chosen, pins, Path("cache"))
+
+
+def test_models_are_called_as_they_are_when_served_alone(folders):
+    assert [each.names for each in named(folders)] == [("one",), ("two",)]
+    first, second = named(folders, names=(("x", "y"), ("*",)))
+    assert (first.names, first.any_name) == (("x", "y"), False)
+    assert (second.names, second.any_name) == (("two",), True)
+    assert all(each.file_bytes == 2 for each in (first, second))
+
+
+def test_a_model_is_pinned_by_any_name_or_as_it_was_given(folders):
+    for pin in ("two", folders[1]):
+        assert [each.pinned for each in named(folders, pin)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("pins", "names", "said"),
+    [
+        (("three",), ((), ()), "'three' is none of the models: one, two"),
+        ((), (("x",), ("x",)), "two models would be called 'x'"),
+        ((), (("*",), ("*",)), "two models would answer to any name"),
+    ],
+)
+def test_what_cannot_be_told_apart_is_refused(folders, pins, names, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        named(folders, *pins, names=names)
 
 
 @pytest.mark.parametrize("option", ["--max-loaded-models", "--unload-after", "--model-wait"])

@@ -7,32 +7,27 @@ from collections.abc import Awaitable, Callable
 from fastapi import Request, Response
 
 from penstock.api_fields.fields import TEXT, Field, read_fields
-from penstock.api_fields.strict_json import JsonObject, printable
-from penstock.contract.errors import InvalidParameter, UnknownModel
+from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.errors import InvalidParameter
 from penstock.contract.hosting import Models, ModelStatus
 from penstock.contract.limits import RequestLimits
-from penstock.server.http.body import read_json
+from penstock.server.delivery.serving import read_body_of
+from penstock.server.hosting.dispatch import Parts
+from penstock.server.http.access import Access
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
 from penstock.server.openai.models import ANTHROPIC, anthropic_list, anthropic_model, model_object, not_deletable
 
-__all__ = ["MOVES", "routes"]
-
-MOVES = ("load", "unload", "pin", "unpin")
-"""What an operator can have a model do, as `POST /models/...`."""
+__all__ = ["routes"]
 
 _FIELDS = (Field("model", TEXT, "The model, by any of its names."),)
 _DOING = ("pinned", "requests", "waiting", "bytes", "loads", "load_seconds", "reason")
 
 
-def routes(models: Models, limits: RequestLimits, created: int) -> tuple[Route, ...]:
+def routes(parts: Parts, limits: RequestLimits, access: Access, created: int) -> tuple[Route, ...]:
     """All of them; `created` is when the server was started, in seconds since 1970."""
-
-    def checked(name: str) -> str:
-        if name not in models.names:
-            raise UnknownModel(printable(name), *models.names)
-        return name
+    models = parts.models
 
     async def list_models(http_request: Request) -> Response:
         """Every model under each of its names, loaded or not."""
@@ -43,21 +38,22 @@ def routes(models: Models, limits: RequestLimits, created: int) -> tuple[Route, 
 
     async def retrieve_model(http_request: Request, model_id: str) -> Response:
         """One model, by name; names may hold slashes."""
-        name = checked(model_id)
+        status = parts.status(model_id)
         if ANTHROPIC in http_request.headers:
-            return json_response(200, anthropic_model(name, created))
-        return json_response(200, _object(models, models.status(name), name, created))
+            return json_response(200, anthropic_model(model_id, created))
+        return json_response(200, _object(models, status, model_id, created))
 
     async def delete_model(model_id: str) -> Response:
         """Refused: what is served is the operator's decision."""
-        checked(model_id)
+        parts.status(model_id)
         raise not_deletable()
 
     def move(action: Callable[[str], Awaitable[None]], doc: str) -> Callable[[Request], Awaitable[Response]]:
         async def moved(http_request: Request) -> Response:
-            name = checked(_read_name(await read_json(http_request, limits.max_body_bytes)))
+            name = await read_body_of(http_request, _read_name, limits, access)
+            parts.status(name)
             await action(name)
-            return json_response(200, _object(models, models.status(name), name, created))
+            return json_response(200, _object(models, parts.status(name), name, created))
 
         moved.__doc__ = doc
         return moved

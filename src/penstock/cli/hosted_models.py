@@ -19,6 +19,8 @@ __all__ = ["choose_models"]
 _FILE_OPTION = "--models-file"
 _OF_ONE = ("served_model_name", "tokenizer", "chat_template", "draft_model", "record")
 """Options that say something of one model: of several, each may have its own in the file."""
+_OF_ALL = {"memory_limit"}
+"""Options of the engine that are one for the whole server."""
 
 
 def choose_models(
@@ -35,7 +37,7 @@ def choose_models(
         models: those named as arguments; the default model is not.
 
     Raises:
-        ConfigError: an option is for one model, the file cannot be used, or a pinned model is not there.
+        ConfigError: an option is for one model, or the file cannot be used.
     """
     chosen = [ModelChoice(replace(config, model=name), idle_seconds=hosting.unload_after) for name in models]
     chosen += _from_file(context, config, hosting)
@@ -43,22 +45,11 @@ def choose_models(
         chosen = [ModelChoice(config, idle_seconds=hosting.unload_after)]
     if len(chosen) == 1 and hosting == HostingConfig():
         return []
-    if len(models) > 1:
+    if len(chosen) > 1:
         for name in _OF_ONE:
             if getattr(config, name) != getattr(EngineConfig(), name):
                 raise ConfigError(name, f"is for one model; give each its own in a file ({_FILE_OPTION})")
-    return _pinned(chosen, hosting.pin)
-
-
-def _pinned(choices: Sequence[ModelChoice], pins: Sequence[str]) -> list[ModelChoice]:
-    known = {name for each in choices for name in (each.config.model, *each.config.served_model_name)}
-    for pin in pins:
-        if pin not in known:
-            raise ConfigError("pin", f"{pin!r} is none of the models: {', '.join(sorted(known))}")
-    return [
-        replace(each, pinned=each.pinned or bool({each.config.model, *each.config.served_model_name} & {*pins}))
-        for each in choices
-    ]
+    return chosen
 
 
 def _from_file(context: click.Context, config: EngineConfig, hosting: HostingConfig) -> list[ModelChoice]:
@@ -83,7 +74,7 @@ def _from_entry(
     pinned = given.pop("pin", False)
     if not isinstance(pinned, bool):
         raise ConfigError("pin", f"must be true or false, got {pinned!r} (in {path})")
-    known = {each.name for each in fields(EngineConfig)} | {"unload_after"}
+    known = {each.name for each in fields(EngineConfig)} - _OF_ALL | {"unload_after"}
     options = read_options(context, given, known, path, _FILE_OPTION)
     idle = options.pop("unload_after", hosting.unload_after)
     if idle < 0:

@@ -1,24 +1,21 @@
-"""A server of several models: who loads each, and what stands around all of them.
+"""A server of several models: finds and names them, loads each for the host, and serves them.
 
-Beside `app`, the only place that starts a server. Each model is assembled as a server of one has it, its runner in a
-process of its own; the HTTP front is one process for all.
+Each model is assembled as a server of one model has it, its runner in a process of its own; the HTTP front is one
+process for all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
-from penstock.app import CLOSE_SECONDS, FORCED_SECONDS, Assembly, assemble, observers_of
+from penstock.app import Assembly, assemble
 from penstock.computing import start_computing
-from penstock.contract.config import HostingConfig, ServerConfig
+from penstock.contract.config import ANY_NAME, HostingConfig, ServerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.hosting import HostedModel, HostLimits, ModelChoice
 from penstock.contract.limits import DEFAULT_LIMITS
@@ -27,6 +24,8 @@ from penstock.contract.model import ModelCard
 from penstock.engine import LocalClient
 from penstock.freed_memory import give_back
 from penstock.hosting import ModelHost
+from penstock.server import create_hosting_app
+from penstock.server_process import ServerProcess
 from penstock.watchdog import Watchdog
 from penstock.weights.locate import default_name
 from penstock.weights.pull import pull
@@ -70,24 +69,51 @@ class LoadedModel:
         give_back()
 
 
-def hosted_models(choices: Sequence[ModelChoice], cache_dir: Path) -> list[HostedModel]:
+def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir: Path) -> list[HostedModel]:
     """Find every model, download those that are not on disk, and name them.
 
+    Args:
+        choices: the models.
+        pins: those that are pinned beside the choices that say so, by any name, or as they were chosen.
+        cache_dir: where downloaded models are kept.
+
     Raises:
-        SetupError: there is no such model, or two have the same name.
+        SetupError: there is no such model, two have the same name, or a pinned one is none of them.
     """
     found = []
     for choice in choices:
-        path = pull(choice.config.model, cache_dir, show_progress=True)
-        if choice.config.draft_model:
-            pull(choice.config.draft_model, cache_dir, show_progress=True)
-        names = choice.config.served_model_name or (default_name(path),)
-        found.append(HostedModel(choice.config, names, _size(path), choice.pinned, choice.idle_seconds))
-    counts = Counter(name for each in found for name in each.names)
+        config = choice.config
+        path = pull(config.model, cache_dir, show_progress=True)
+        if config.draft_model:
+            pull(config.draft_model, cache_dir, show_progress=True)
+        names = tuple(name for name in config.served_model_name if name != ANY_NAME) or (default_name(path),)
+        any_name = ANY_NAME in config.served_model_name
+        pinned = choice.pinned or not {*names, config.model}.isdisjoint(pins)
+        found.append(
+            HostedModel(
+                replace(config, served_model_name=(*names, *([ANY_NAME] if any_name else []))),
+                names,
+                path,
+                _size(path),
+                pinned=pinned,
+                idle_seconds=choice.idle_seconds,
+                any_name=any_name,
+            )
+        )
+    _check_names(found, pins)
+    return found
+
+
+def _check_names(models: Sequence[HostedModel], pins: Sequence[str]) -> None:
+    counts = Counter(name for each in models for name in each.names)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise ConfigError("served_model_name", f"two models would be called {twice[0]!r}; give one another name")
-    return found
+    if sum(each.any_name for each in models) > 1:
+        raise ConfigError("served_model_name", f"two models would answer to any name ({ANY_NAME})")
+    missing = [pin for pin in pins if not any(pin in (*each.names, each.config.model) for each in models)]
+    if missing:
+        raise ConfigError("pin", f"{missing[0]!r} is none of the models: {', '.join(counts)}")
 
 
 def _size(path: Path) -> int:
@@ -96,13 +122,12 @@ def _size(path: Path) -> int:
 
 
 class _Loader:
-    """Loads models for a host; what is kept for a model's clients stays within one budget, however often it loads."""
+    """Loads models for a host. A model's clients share one budget, which stays when the model leaves."""
 
-    def __init__(self, cache_dir: Path, announce: Callable[[str], None], share: int, *, tenants: bool) -> None:
+    def __init__(self, cache_dir: Path, process: ServerProcess, share: int) -> None:
         self._cache_dir = cache_dir
-        self._announce = announce
+        self._process = process
         self._share = share
-        self._tenants = tenants
         self._budgets: dict[str, MemoryBudget] = {}
 
     async def __call__(self, model: HostedModel, lost: Callable[[str], None]) -> LoadedModel:
@@ -111,15 +136,15 @@ class _Loader:
         return await asyncio.to_thread(self._load, model, lost, budget)
 
     def _load(self, model: HostedModel, lost: Callable[[str], None], budget: MemoryBudget) -> LoadedModel:
-        name, watchdog = model.names[0], Watchdog()
+        watchdog = Watchdog()
         starting = start_computing(model.config, self._cache_dir, serves=True)
         assembly = assemble(
-            replace(model.config, served_model_name=model.names),
+            model.config,
             self._cache_dir,
-            lambda line: self._announce(f"{name}: {line}"),
+            lambda line: self._process.say(f"{model.names[0]}: {line}"),
             starting,
             watchdog,
-            tenants=self._tenants,
+            tenants=bool(self._process.access.keys),
         )
         around = ExitStack()
         around.enter_context(watchdog.looking())
@@ -133,7 +158,7 @@ def serve_models(
     server_options: ServerConfig,
     cache_dir: Path,
     announce: Callable[[str], None],
-    on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
+    on_ready: Callable[[str, Sequence[HostedModel]], None] = lambda url, models: None,  # noqa: ARG005
 ) -> None:
     """Serve several models over HTTP until the process is asked to end.
 
@@ -143,59 +168,38 @@ def serve_models(
         server_options: the HTTP side.
         cache_dir: where downloaded models are kept.
         announce: called with each line of the start report.
-        on_ready: called with the URL and the models' names once connections are accepted.
+        on_ready: called with the URL and the models once connections are accepted.
 
     Raises:
         SetupError: a model, an option or the address cannot be used.
     """
-    from penstock import server  # users of the library do not need the HTTP stack
-
     for name in _ONE_MODEL_ONLY:
         if getattr(server_options, name):
             raise ConfigError(name, "is for a server of one model; leave it out, or serve that model alone")
-    models = hosted_models(choices, cache_dir)
-    access = server.open_access(server_options, os.environ)
-    server.configure_logging(server_options.log_format)
-    notifier, end, last_resort = server.open_notifier(os.environ), server.End(), server.LastResort()
-
-    def say(line: str) -> None:
-        with server.unread_is_fine(sys.stdout):
-            announce(line)
-        notifier.status(line)
-
-    limit = max(each.config.memory_limit for each in models)
-    memory = MemoryBudget(limit, give_back)
-    share = max(LEAST_BYTES, memory.limit // len(models))
-    load = _Loader(cache_dir, say, share, tenants=bool(access.keys))
+    models = hosted_models(choices, hosting.pin, cache_dir)
+    process = ServerProcess(server_options, announce)
+    # Of the limit a quarter is for requests that are read, before their model is known; a model's share has as much
+    # for them, which it does not use: together that is the limit.
+    memory = MemoryBudget(choices[0].config.memory_limit, give_back)
+    load = _Loader(cache_dir, process, max(LEAST_BYTES, memory.limit // len(models)))
     host = ModelHost(models, load, HostLimits(hosting.max_loaded_models, hosting.models_memory, hosting.model_wait))
-
-    def ready(url: str) -> None:
-        say(f"listening {url} (POST {url}/v1/chat/completions), models {', '.join(host.names)}")
-        on_ready(url, ", ".join(model.names[0] for model in models))
-
     failures: list[PenstockError] = []
 
     @asynccontextmanager
     async def around() -> AsyncGenerator[None]:
-        async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(host.running())
-            except PenstockError as error:  # a pinned model cannot be loaded
-                failures.append(error)
-                end.now()
-            yield
-            last_resort.within(CLOSE_SECONDS)
+        """Models come and go. A failure is kept to be raised by `serve_models`: uvicorn would log it as its own."""
+        stack = AsyncExitStack()
+        try:
+            await stack.enter_async_context(host.running())
+        except PenstockError as error:  # a pinned model cannot be loaded
+            failures.append(error)
+            process.end()
+        yield
+        with process.closing():
+            await stack.aclose()
 
-    with observers_of(server_options, "") as observers:
-        server.run(
-            server.create_many_app(host, around(), DEFAULT_LIMITS, access, memory, observers),
-            server_options,
-            on_ready=ready,
-            drain_seconds=server_options.drain_timeout,
-            end=end,
-            on_force=partial(last_resort.within, FORCED_SECONDS),
-            notifier=notifier,
-        )
-    last_resort.cancel()
+    with process.observers("") as observers:
+        app = create_hosting_app(host, around(), DEFAULT_LIMITS, process.access, memory, observers)
+        process.run(app, "/v1/chat/completions", lambda url: on_ready(url, models))
     if failures:
         raise failures[0].__cause__ or failures[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from openai import OpenAI
-from served import PATIENCE, wait_until
+from served import PATIENCE, below, runners_of, wait_until
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 from needs import COMPILED
@@ -210,17 +210,10 @@ def test_streams_health_and_metrics(server):
 def resident(pid: int) -> int:
     """Bytes that a process and those below it hold."""
     total = 0
-    for each in (pid, *_below(pid)):
+    for each in (pid, *below(pid)):
         found = re.search(r"Rss:\s+(\d+)", Path(f"/proc/{each}/smaps_rollup").read_text())
         total += int(found[1]) * 1024 if found else 0
     return total
-
-
-def _below(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            yield child
-            yield from _below(child)
 
 
 def test_an_idle_model_leaves_and_its_memory_with_it(folders, alone):
@@ -235,8 +228,6 @@ def test_an_idle_model_leaves_and_its_memory_with_it(folders, alone):
 
 
 def test_a_model_whose_process_dies_goes_on_and_the_others_too(folders, alone):
-    from served import runners_of
-
     names = [str(folders[name]) for name in ("first", "second")]
     with serving(*names) as (url, process):
         assert text_of(complete(url, "first")) == alone["first"]

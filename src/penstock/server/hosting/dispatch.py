@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api_fields.strict_json import printable
 from penstock.contract.errors import PenstockError, UnknownModel
-from penstock.contract.hosting import Models, ServedModel
+from penstock.contract.hosting import Models, ModelStatus, ServedModel
 from penstock.server.application import ModelPart
 from penstock.server.http.body import read_body
 from penstock.server.http.connection import while_connected
@@ -49,6 +49,7 @@ class Parts:
         self.models = models
         self._make = make
         self._parts: dict[str, ModelPart] = {}
+        self._making = asyncio.Lock()
         self._holding: list[asyncio.Task[None]] = []
         self._end = asyncio.Event()
 
@@ -56,19 +57,31 @@ class Parts:
         """The parts that there are."""
         return tuple(self._parts.values())
 
+    def status(self, name: str) -> ModelStatus:
+        """A model at this moment, under a name that a caller gave.
+
+        Raises:
+            UnknownModel: there is none of this name.
+        """
+        try:
+            return self.models.status(name)
+        except UnknownModel:
+            raise UnknownModel(printable(name), *self.models.names) from None
+
     async def of(self, name: str) -> ModelPart:
-        """The part of a model under any of its names; the model is loaded if it never was.
+        """The part of a model under a name that a caller gave; the model is loaded if it never was.
 
         Raises:
             UnknownModel: there is none of this name.
             Unavailable: it is not loaded yet, or cannot be.
         """
-        main = self.models.status(name).model.names[0]
+        main = self.status(name).model.names[0]
         if main not in self._parts:
-            async with self.models.use(main) as model:
+            async with self.models.use(main) as model, self._making:
                 if main not in self._parts:  # another request may have waited for it too
-                    self._parts[main] = part = self._make(main, model)
+                    part = self._make(main, model)
                     await self._begin(part)
+                    self._parts[main] = part
         return self._parts[main]
 
     async def close(self) -> None:
@@ -124,8 +137,6 @@ class Dispatch:
 
     async def _part(self, name: str, receive: Receive) -> ModelPart:
         """The part of a model, as long as the client waits for it."""
-        if name not in self._parts.models.names:
-            raise UnknownModel(printable(name), *self._parts.models.names)
         found: list[ModelPart] = []
 
         async def find() -> None:
@@ -145,7 +156,10 @@ class Dispatch:
 
 
 async def _answer(part: ModelPart, scope: Scope, receive: Receive, send: Send) -> None:
-    """Have a part answer; what it raises is for the server's own envelope."""
+    """Have a part answer.
+
+    Starlette's outermost layer would answer a failure in plain text. It is left away: the server's envelope knows how.
+    """
     scope["app"] = part.app
     if part.app.middleware_stack is None:
         part.app.middleware_stack = part.app.build_middleware_stack().app  # type: ignore[attr-defined]
