@@ -206,12 +206,21 @@ async def test_a_request_that_waits_too_long_is_told_so_and_the_model_comes_all_
     world = World(gate=asyncio.Event())
     host = world.host("a", HostLimits(wait_seconds=0.02))
     with pytest.raises(ModelIsComing, match="being loaded") as refused:
-        await host.load("a")
+        async with host.use("a"):
+            raise AssertionError
     assert refused.value.retry_after > 0
     world.gate.set()
     await asyncio.sleep(0.01)
     assert state(host, "a") == ModelState.LOADED
     assert host.status("a").requests == 0
+
+
+async def test_whoever_asks_for_the_load_itself_waits_as_long_as_it_takes():
+    world = World(gate=asyncio.Event())
+    host = world.host("a", HostLimits(wait_seconds=0.02), a={"pinned": True})
+    asyncio.get_running_loop().call_later(0.1, world.gate.set)
+    async with host.running():
+        assert state(host, "a") == ModelState.LOADED
 
 
 async def test_what_nobody_waits_for_any_more_is_not_begun():
@@ -225,8 +234,17 @@ async def test_what_nobody_waits_for_any_more_is_not_begun():
             await impatient
     await host.load("a")
     await asyncio.sleep(0.01)
-    assert "+b" not in world.log or world.log.index("+b") > 0
-    assert host.status("b").requests == 0
+    assert "+b" not in world.log
+    assert host.status("b").waiting == 0
+
+
+async def test_one_model_may_answer_to_every_name_that_no_other_has():
+    world = World()
+    host = world.host("ab", b={"any_name": True})
+    for name in ("a", "gpt-4", "b"):
+        await host.load(name)
+    assert world.log == ["+a", "+b"]
+    assert host.names == ("a", "b")
 
 
 async def test_a_model_that_cannot_be_loaded_is_refused_with_its_name_and_tried_again():

@@ -33,7 +33,7 @@ def command(model: str, yes: bool) -> None:
     found = installed[model]
     folder = found.path if found.path.is_dir() else found.path.parent
     for server in running_servers(cache_dir):
-        if server.path and Path(server.path).is_relative_to(folder.resolve()):
+        if any(Path(path).is_relative_to(folder.resolve()) for path in server.paths):
             who = f"process {server.pid} serves it at {server.url}"
             raise ModelUnavailable(f"{model}: is in use: {who}; end that first (kill {server.pid})")
     size = f"{found.bytes:,} bytes ({found.bytes / 1e6:.1f} MB)"

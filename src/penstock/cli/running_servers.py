@@ -11,7 +11,7 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,20 +27,20 @@ ACCESS = 0o600
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server; `started` in seconds since 1970; `path` is its model's place, "" if not known."""
+    """One server; `started` in seconds since 1970; `paths` are where its models are."""
 
     pid: int
     url: str
     model: str
     started: float
-    path: str = ""
+    paths: tuple[str, ...] = ()
 
 
 @contextmanager
-def listed(cache_dir: Path, url: str, model: str, path: Path | None = None) -> Iterator[None]:
+def listed(cache_dir: Path, url: str, model: str, paths: Sequence[Path] = ()) -> Iterator[None]:
     """Inside, `running_servers` finds this process. A failure to list it is reported, but does not prevent serving."""
     file = cache_dir / "servers" / f"{os.getpid()}.json"
-    where = str(path.resolve()) if path is not None else ""
+    where = tuple(str(path.resolve()) for path in paths)
     text = json.dumps(asdict(RunningServer(os.getpid(), url, model, time.time(), where)))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

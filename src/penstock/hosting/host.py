@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic
 
@@ -49,6 +49,7 @@ class ModelHost(Generic[LoadedT]):
     ) -> None:
         self._places = [Place[LoadedT](model, model.pinned) for model in models]
         self._by_name = {name: place for place in self._places for name in place.model.names}
+        self._of_any_name = next((place for place in self._places if place.model.any_name), None)
         self._load = load
         self._limits = limits
         self._clock = clock
@@ -57,7 +58,7 @@ class ModelHost(Generic[LoadedT]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that requests may use."""
+        """All names under which models are listed."""
         return tuple(self._by_name)
 
     def statuses(self) -> tuple[ModelStatus, ...]:
@@ -81,12 +82,6 @@ class ModelHost(Generic[LoadedT]):
         stay = self._find(name).stay
         return stay.loaded if stay is not None else None
 
-    def loaded(self) -> Iterator[tuple[HostedModel, LoadedT]]:
-        """The models that are loaded now, those included that are about to leave."""
-        for place in self._places:
-            if place.stay is not None:
-                yield place.model, place.stay.loaded
-
     @asynccontextmanager
     async def use(self, name: str) -> AsyncGenerator[LoadedT]:
         """Hold a model while a request is answered; it is loaded first if need be.
@@ -97,16 +92,16 @@ class ModelHost(Generic[LoadedT]):
             ModelCannotLoad: it cannot be loaded.
             NoRoomForModel: other models are pinned and leave no room.
         """
-        stay = await self._enter(self._find(name))
+        stay = await self._enter(self._find(name), self._limits.wait_seconds)
         try:
             yield stay.loaded
         finally:
             stay.leave(self._clock())
 
     async def load(self, name: str) -> None:
-        """Have a model loaded, and wait for it. Raises as `use` does."""
-        async with self.use(name):
-            pass
+        """Have a model loaded, and wait for it as long as that takes. Raises as `use` does."""
+        stay = await self._enter(self._find(name), 0.0)
+        stay.leave(self._clock())
 
     async def unload(self, name: str) -> None:
         """Unload a model when it has answered the requests that it has, and wait for that; pinned, it is no more.
@@ -155,15 +150,15 @@ class ModelHost(Generic[LoadedT]):
             await self._close()
 
     def _find(self, name: str) -> Place[LoadedT]:
-        place = self._by_name.get(name)
+        place = self._by_name.get(name, self._of_any_name)
         if place is None:
             raise UnknownModel(name, *self.names)
         return place
 
-    async def _enter(self, place: Place[LoadedT]) -> Stay[LoadedT]:
-        """Begin a request of this model, as soon as it is loaded."""
+    async def _enter(self, place: Place[LoadedT], seconds: float) -> Stay[LoadedT]:
+        """Begin a request of this model as soon as it is loaded, within `seconds`; 0 for no limit."""
         try:
-            async with asyncio.timeout(self._limits.wait_seconds or None):
+            async with asyncio.timeout(seconds or None):
                 if place.stay is None or place.stay.leaving:
                     return await self._wait(place)
         except TimeoutError:
@@ -195,20 +190,19 @@ class ModelHost(Generic[LoadedT]):
                 if self._closed:
                     raise HostClosed
                 if not coming.waiting:
-                    place.coming = None
                     return None
                 await self._leave(place)  # of its earlier stay, which takes no requests any more
                 await self._make_room(place)
-                loaded = await self._loaded(place)
+                if not coming.waiting:  # who waited left while others ended what they had
+                    return None
+                loaded = await self._load_now(place)
                 coming.stay = place.stay = Stay(loaded, coming.waiting, self._clock())
-                place.coming = None
                 self._keep_within_memory(place)
                 return coming.stay
         finally:
-            if place.coming is coming:
-                place.coming = None
+            place.coming = None
 
-    async def _loaded(self, place: Place[LoadedT]) -> LoadedT:
+    async def _load_now(self, place: Place[LoadedT]) -> LoadedT:
         name = place.model.names[0]
         began, place.loading = self._clock(), True
         number, event_loop = place.loads + 1, asyncio.get_running_loop()
@@ -235,14 +229,14 @@ class ModelHost(Generic[LoadedT]):
         while not self._fits(wanted):
             other = self._next_to_leave(place)
             if other is None:
-                if self._limits.most and self._count() >= self._limits.most:
+                if self._limits.most and len(self._loaded()) >= self._limits.most:
                     raise NoRoomForModel(place.model.names[0])
                 return  # it is larger than all that there is: it decides itself whether it can be loaded
             await self._leave(other)
 
     def _keep_within_memory(self, place: Place[LoadedT]) -> None:
         """Have others leave if the model takes more memory than was expected of it."""
-        excess = sum(loaded.bytes for _, loaded in self.loaded()) - self._limits.memory
+        excess = sum(loaded.bytes for loaded in self._loaded()) - self._limits.memory
         while self._limits.memory and excess > 0 and (other := self._next_to_leave(place, leaving=False)) is not None:
             assert other.stay is not None, "it is loaded"
             excess -= other.stay.loaded.bytes
@@ -252,12 +246,13 @@ class ModelHost(Generic[LoadedT]):
     def _fits(self, size: int) -> bool:
         """Whether one more model of this size may be loaded."""
         limits = self._limits
-        taken = sum(loaded.bytes for _, loaded in self.loaded())
-        few_enough = not limits.most or self._count() < limits.most
+        taken = sum(loaded.bytes for loaded in self._loaded())
+        few_enough = not limits.most or len(self._loaded()) < limits.most
         return few_enough and (not limits.memory or taken + size <= limits.memory)
 
-    def _count(self) -> int:
-        return sum(1 for _ in self.loaded())
+    def _loaded(self) -> list[LoadedT]:
+        """The models that are loaded now, those included that are about to leave."""
+        return [place.stay.loaded for place in self._places if place.stay is not None]
 
     def _next_to_leave(self, newcomer: Place[LoadedT], *, leaving: bool = True) -> Place[LoadedT] | None:
         """The model that makes room for `newcomer`; with `leaving`, it may be one that is about to leave anyway."""
