@@ -187,6 +187,12 @@ async def test_memory_is_a_limit_too_and_is_learned_by_loading():
     assert world.log[-2:] == ["-a", "+c"]
 
 
+async def test_a_model_larger_than_all_memory_is_refused():
+    host = World().host("a", HostLimits(memory=10), a={"file_bytes": 11})
+    with pytest.raises(NoRoomForModel, match="limits"):
+        await host.load("a")
+
+
 async def test_idle_models_leave_after_their_time():
     world = World()
     host = world.host("abc", a={"idle_seconds": 10.0}, b={"idle_seconds": 10.0, "pinned": True})

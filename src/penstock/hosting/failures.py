@@ -29,10 +29,10 @@ class ModelCannotLoad(Unavailable):
 
 
 class NoRoomForModel(Unavailable):
-    """Pinned models take all the room that there is."""
+    """Pinned models, or the limits alone, leave no room."""
 
     def __init__(self, name: str) -> None:
-        message = f"There is no room for the model {name!r}: all models that are loaded are pinned."
+        message = f"There is no room for the model {name!r}: pinned models and this server's limits leave none."
         super().__init__(message, retry_after=_LATER_SECONDS, cause=RefusalCause.LOADING)
 
 

@@ -90,7 +90,7 @@ class ModelHost(Generic[LoadedT]):
             UnknownModel: there is none of this name.
             ModelIsComing: it was not loaded in time; it still will be.
             ModelCannotLoad: it cannot be loaded.
-            NoRoomForModel: other models are pinned and leave no room.
+            NoRoomForModel: pinned models and the limits leave no room.
         """
         stay = await self._enter(self._find(name), self._limits.wait_seconds)
         try:
@@ -229,9 +229,7 @@ class ModelHost(Generic[LoadedT]):
         while not self._fits(wanted):
             other = self._next_to_leave(place)
             if other is None:
-                if self._limits.most and len(self._loaded()) >= self._limits.most:
-                    raise NoRoomForModel(place.model.names[0])
-                return  # it is larger than all that there is: it decides itself whether it can be loaded
+                raise NoRoomForModel(place.model.names[0])
             await self._leave(other)
 
     def _keep_within_memory(self, place: Place[LoadedT]) -> None:
