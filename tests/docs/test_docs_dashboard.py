@@ -13,8 +13,14 @@ import pytest
 from prometheus_client.core import Metric
 from scripted_engine import nothing_measured
 
+from penstock.contract.config import EngineConfig
+from penstock.contract.hosting import HostedModel, HostLimits
 from penstock.contract.memory_budget import MemoryBudget
-from penstock.server.admin.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter
+from penstock.hosting import ModelHost
+from penstock.server.admin.metrics import COUNTERS, HISTOGRAMS, EngineMetrics, RequestCounter, ServerMetrics
+from penstock.server.application import ModelPart
+from penstock.server.hosting.dispatch import Parts
+from penstock.server.hosting.metrics import HostingMetrics
 
 BOARD = json.loads((Path(__file__).parents[2] / "docs/dashboards/penstock.json").read_text(encoding="utf-8"))
 WORDS = {"sum", "avg", "by", "rate", "histogram_quantile", "label_values", "le"}
@@ -30,6 +36,19 @@ def expressions() -> Iterator[str]:
             yield variable["query"]["query"]
 
 
+def host() -> ModelHost[Any]:
+    """One model, which is not loaded."""
+
+    async def load(*_: object) -> None:
+        raise AssertionError
+
+    return ModelHost([HostedModel(EngineConfig(), ("m",))], load, HostLimits())
+
+
+def no_part(*_: object) -> ModelPart:
+    raise AssertionError
+
+
 def shown() -> tuple[set[str], set[str]]:
     """Names of samples, and names of labels, that a server shows."""
     requests = RequestCounter()
@@ -37,7 +56,12 @@ def shown() -> tuple[set[str], set[str]]:
     client: Any = SimpleNamespace(measurements=nothing_measured)
     memory = MemoryBudget()
     memory.watch("requests", lambda: 1)
-    families: list[Metric] = list(EngineMetrics(client, "m", requests, memory).collect())
+    collectors = (
+        EngineMetrics(client, "m", memory),
+        ServerMetrics(requests, "m"),
+        HostingMetrics(Parts(host(), no_part)),
+    )
+    families: list[Metric] = [family for collector in collectors for family in collector.collect()]
     samples = [sample for family in families for sample in family.samples]
     return {sample.name for sample in samples}, {label for sample in samples for label in sample.labels}
 
