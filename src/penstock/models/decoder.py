@@ -112,7 +112,8 @@ def read_decoder(
     else:
         read = rope(shape)
     if read.width(shape.head_dim) > shape.head_dim:
-        raise reader.error("head_dim", f"must be even to be rotated in halves, got {shape.head_dim}")
+        key = _head_dim_key(reader, head_dim)
+        raise reader.error(key, f"heads must be even to be rotated in halves, got {shape.head_dim} elements")
     if windows is None and _SLIDING in _layer_types(reader, shape.num_layers):
         raise reader.error("layer_types", f"{_SLIDING!r} needs a sliding window, and the config sets none")
     return DecoderConfig(
@@ -323,6 +324,17 @@ def _layer_types(reader: ConfigReader, layers: int) -> tuple[str, ...]:
 
 
 def _read_head_dim(reader: ConfigReader, hidden: int, heads: int, default: int | None) -> int:
-    if default is None and not reader.is_set("head_dim") and hidden % heads:
+    if _head_dim_key(reader, default) == "head_dim":
+        return reader.integer("head_dim", 2, MAX_HEAD_DIM, default=default)
+    if hidden % heads:
         raise reader.error("num_attention_heads", f"must divide hidden_size ({hidden}), got {heads}")
-    return reader.integer("head_dim", 2, MAX_HEAD_DIM, default=default or hidden // heads)
+    if not 2 <= hidden // heads <= MAX_HEAD_DIM:
+        raise reader.error(
+            "hidden_size", f"{hidden} gives each of {heads} heads {hidden // heads} elements, not 2..{MAX_HEAD_DIM}"
+        )
+    return hidden // heads
+
+
+def _head_dim_key(reader: ConfigReader, default: int | None) -> str:
+    """The key that decides how large a head is: `hidden_size`, shared out among heads, where nothing says it."""
+    return "head_dim" if default is not None or reader.is_set("head_dim") else "hidden_size"
