@@ -67,9 +67,10 @@ def test_hot_answers_are_valid_and_the_same_alone_batched_and_preempted(llm, def
     assert tokens_of(alone) == tokens_of(together)
     small = {"kv_cache_memory": 7 * 16 * 23_040, "max_num_seqs": 8, "max_model_len": 64}
     with LLM(str(default_model), **small) as cramped:
-        squeezed = cramped.generate(prompts, params, use_tqdm=False)
+        for _ in range(2):  # on a busy machine forms are ready one by one; the second time all answers run at once
+            squeezed = cramped.generate(prompts, params, use_tqdm=False)
+            assert tokens_of(squeezed) == tokens_of(together)
         assert cramped.scheduler.stats.preemptions > 0
-    assert tokens_of(squeezed) == tokens_of(together)
 
 
 @pytest.mark.parametrize(
