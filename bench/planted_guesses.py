@@ -37,7 +37,7 @@ from penstock.contract.plan import Admit, GuessWork, Row, RowResult, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.draft_loading import drafter_of, load_draft_model
+from penstock.draft_loading import drafter_of, load_guesser
 from penstock.exec.draft_model import DraftModel
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import TorchRunner
@@ -66,6 +66,7 @@ class PlantedGuesses:
     """
 
     reads_hidden = False
+    reads_taps = 0
 
     def __init__(
         self, model: DraftModel, answers: Mapping[tuple[int, ...], Sequence[int]], right: float, vocab_size: int
@@ -268,7 +269,8 @@ def main() -> None:
         config = EngineConfig(model=str(paths[0]), draft_model=str(paths[1]))
         large = load_model(config, find_model(config), print)
         files = find_model(replace(config, model=config.draft_model))
-        small = load_draft_model(config, files, open_model_text(config, large.files.text), large, print)
+        _, small = load_guesser(config, files, open_model_text(config, large.files.text), large, print)
+        assert small is not None
         for streams in options.streams:
             rows += measure(_Pair(large, small, streams), streams, options.right, options.rounds)
     record = head | {"kind": "planted-guesses", "large": LARGE, "small": SMALL, "rows": rows}

@@ -18,7 +18,7 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelFacts, TextFiles
 from penstock.contract.ports import Grammars
 from penstock.contract.scheduler_config import most_blocks
-from penstock.draft_loading import drafter_of, load_draft_model, own_predictor
+from penstock.draft_loading import drafter_of, load_guesser
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import kv_budget
 from penstock.exec.kv_store import block_bytes, blocks_for
@@ -89,10 +89,7 @@ def load_runner(
         SetupError: as in `loading.load_model`, or the KV cache does not fit.
     """
     loaded = load_model(config, files, announce)
-    if draft is None:
-        guessing = own_predictor(loaded, announce)
-    else:
-        guessing = load_draft_model(loaded.config, draft, text, loaded, announce)
+    loaded, guessing = load_guesser(loaded.config, draft, text, loaded, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     grammars.keep_within(MemoryBudget(config.memory_limit).grammars)
     runner, facts = build_runner(loaded.config, loaded, grammars, text, like, announce, guessing)

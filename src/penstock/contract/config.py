@@ -186,8 +186,9 @@ class EngineConfig:
     )
     draft_model: str = _option(
         "",
-        "A small model of the same vocabulary that guesses beside what repeats, named as MODEL is; as often as that"
-        " saves time. No answer is any different. Not for a model with a window in every layer.",
+        "A small model of the same vocabulary, or an EAGLE-3 head for this model, that guesses beside what repeats, as"
+        " often as that saves time; named as MODEL is. No answer is any different. Not for a model with a window in"
+        " every layer.",
     )
     kv_store: str = _option(
         "",

@@ -50,9 +50,11 @@ class DraftModel:
 
     Attributes:
         reads_hidden: whether `follow` reads what the large model computed.
+        reads_taps: see `RowGuesser`.
     """
 
     reads_hidden = False
+    reads_taps = 0
     _first = 0
     """Tokens of each sequence that the tables lack."""
 
@@ -214,8 +216,8 @@ class DraftModel:
         def row_views(chosen: Sequence[int]) -> RowViews:
             return self._tables.views([slots[at] for at in chosen])
 
-        logits = self._model.logits(hidden if len(places) == len(hidden) else hidden[places])
-        sampled = sample(_as_wide(logits, self._vocab_size), samplings, positions, row_views, self._backend.choose)
+        logits = self._logits(hidden if len(places) == len(hidden) else hidden[places])
+        sampled = sample(logits, samplings, positions, row_views, self._backend.choose)
         following = []
         for row, token, failed in zip(rows, sampled.tokens, sampled.failed, strict=True):
             if not failed:
@@ -223,6 +225,13 @@ class DraftModel:
                 self._guesses[row.slot] += (token,)
                 following.append(Row(row.slot, row.start + row.count, 1, (), sample=True))
         return following
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[S, V]` as wide as the large model's: extra tokens are cut off, missing ones ruled out."""
+        logits, width = self._model.logits(hidden), self._vocab_size
+        if logits.shape[1] > width:
+            return logits[:, :width].contiguous()
+        return pad(logits, (0, width - logits.shape[1]), value=-torch.inf) if logits.shape[1] < width else logits
 
     def _note_whole(self, slot: int) -> None:
         """Note which blocks are computed from drawn tokens and not from guesses."""
@@ -244,10 +253,3 @@ def last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
     """Where the last positions of the `chosen` rows are in the batch of all `rows`."""
     ends = np.cumsum([row.count for row in rows])
     return [int(ends[at]) - 1 for at in chosen]
-
-
-def _as_wide(logits: Tensor, width: int) -> Tensor:
-    """Logits `[S, V]` as wide as the large model's: extra tokens are cut off, missing ones ruled out."""
-    if logits.shape[1] > width:
-        return logits[:, :width].contiguous()
-    return pad(logits, (0, width - logits.shape[1]), value=-torch.inf) if logits.shape[1] < width else logits

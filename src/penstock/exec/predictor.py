@@ -1,12 +1,14 @@
-"""A model's own prediction of a second token, as the drafter: one further layer that reads what the model computed.
+"""A predictor of the second token, as the drafter: one further layer that reads what the model computed.
+
+It comes with the model, or is an EAGLE-3 head trained for it; see `nn.program.Predictor`.
 
 It has a KV store of its own and the model's block tables, as a draft model has. But what it reads cannot be computed
 again: the model's hidden states pass by once, step by step. So it follows a sequence from the first position or not at
 all: it computes, in each step, every position that the step computed and whose next token is known by now. A sequence
 whose prompt was cached without it, or read from files, has no guesses.
 
-Position `p` holds the token at `p + 1`, beside the hidden state at `p`. A guess behind the first has the predictor's
-own output for a hidden state, which is less right with every further token.
+Position `p` holds the token at `p + 1`, beside the hidden state at `p`. A guess behind the first has what the
+predictor computed for a hidden state, which is less right with every further token.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from penstock.exec.draft_model import DraftModel, last_places, silently
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
 from penstock.kernels.backend import Backend
-from penstock.kernels.linear import Weight
 from penstock.nn.causal_lm import CausalLM
+from penstock.nn.program import Predictor
 
 __all__ = ["PredictingDrafter"]
 
@@ -33,8 +35,9 @@ class PredictingDrafter(DraftModel):
     """Owned by a runner; see `DraftModel`, whose tables it keeps without the first token of each sequence.
 
     Args:
-        model: the program that predicts; see `nn.program.Predictor`.
-        table: `[V, H]`, the embedding of tokens.
+        model: computes `own.program`.
+        own: the predictor.
+        dtype: dtype of its activations.
         kv: its own, with as many blocks as the model's, and as large ones.
         max_num_seqs: slots.
         max_model_len: most tokens of a sequence.
@@ -49,7 +52,8 @@ class PredictingDrafter(DraftModel):
     def __init__(
         self,
         model: CausalLM,
-        table: Weight,
+        own: Predictor,
+        dtype: torch.dtype,
         kv: KVStore,
         max_num_seqs: int,
         max_model_len: int,
@@ -58,7 +62,10 @@ class PredictingDrafter(DraftModel):
         clock: Clock,
     ) -> None:
         super().__init__(model, kv, max_num_seqs, max_model_len, vocab_size, backend, clock)
-        self._table = table
+        self._own, self._dtype = own, dtype
+        self.reads_taps = 0 if own.joined is None else own.joined.inputs
+        vocabulary = own.vocabulary
+        self._vocabulary = None if vocabulary is None else vocabulary.to(kv.device)
 
     def admit(self, admit: Admit) -> None:
         """Follow a sequence, if it was followed wherever it is computed already."""
@@ -89,7 +96,7 @@ class PredictingDrafter(DraftModel):
         Args:
             rows: all that were computed, or read from the store.
             results: what came of those that have something to say, in their order.
-            hidden: by slot `[positions of the row, H]`; of a row that waited, its last position alone.
+            hidden: by slot `[positions of the row, H]`, or of taps; of a row that waited, its last position alone.
         """
         began = self._clock.now()
         said = {result.slot: result for result in results}
@@ -118,14 +125,14 @@ class PredictingDrafter(DraftModel):
         self, rows: list[Row], hidden: Mapping[int, Tensor], orders: Mapping[int, Row]
     ) -> tuple[int, int]:
         """Compute `rows`, and guess for `orders`. Returns the passes it took and their positions."""
-        given = torch.cat([hidden[row.slot][: row.count] for row in rows])
+        given = self._joined(torch.cat([hidden[row.slot][: row.count] for row in rows]))
         known = {row.slot: self._tables.num_tokens(row.slot) for row in rows}
         wanted = {slot: row.guesses for slot, row in orders.items()}
         passes = positions = 0
         while rows:
             for row in rows:
                 self._tables.advance(row)
-            out = self._predict(rows, given)
+            out, onward = self._predict(rows, given)
             passes, positions = passes + 1, positions + len(given)
             drawing = [at for at, row in enumerate(rows) if row.sample and wanted.get(row.slot)]
             places = last_places(rows, drawing)
@@ -135,22 +142,46 @@ class PredictingDrafter(DraftModel):
                 wanted[row.slot] -= 1
             rows = [row for row in rows if wanted[row.slot]]
             if rows:
-                given = out[[places[before.index(row.slot)] for row in rows]]
+                given = onward[[places[before.index(row.slot)] for row in rows]]
         for slot, count in known.items():
             self._tables.take_back(slot, count)
             self._tables.fall_back(slot, min(self._tables.computed(slot), count))
             self._note_whole(slot)
         return passes, positions
 
-    def _predict(self, rows: Sequence[Row], hidden: Tensor) -> Tensor:
-        """One pass: `hidden` `[T, H]` of the positions of `rows`, row after row, to the predictor's `[T, H]`."""
+    def _joined(self, read: Tensor) -> Tensor:
+        """The hidden states `[T, H]` that what was read of the model's step amounts to."""
+        own = self._own
+        if own.joined is None:
+            return read
+        return self._backend.linear(read.to(self._dtype), own.joined, own.joined_bias, out_dtype=torch.float32)
+
+    def _predict(self, rows: Sequence[Row], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass over the positions of `rows`, row after row, which have the hidden states `hidden` `[T, H]`.
+
+        Returns:
+            What the predictor's head reads, and the hidden states for the next positions, `[T, H]` each.
+        """
         batch = self._tables.batch(rows, self.kv.device)
         attend = paged_attend(self.kv, batch, self._backend)
         width = hidden.shape[1]
         pair = hidden.new_empty((len(hidden), 2 * width), dtype=torch.float32)
-        pair[:, :width] = self._backend.embedding(batch.token_ids, self._table, torch.float32)
+        pair[:, :width] = self._backend.embedding(batch.token_ids, self._own.table, torch.float32)
         pair[:, width:] = hidden
-        return self._model.forward_given(pair, batch.positions, attend)
+        if self._own.program.taps is None:
+            out = self._model.forward_given(pair, batch.positions, attend)
+            return out, out
+        onward = pair.new_empty((len(hidden), width))
+        return self._model.forward_given(pair, batch.positions, attend, onward), onward
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[S, V]` as wide as the model's: tokens that the predictor does not know are ruled out."""
+        if self._vocabulary is None:
+            return super()._logits(hidden)
+        known = self._model.logits(hidden)
+        logits = known.new_full((len(known), self._vocab_size), -torch.inf)
+        logits[:, self._vocabulary] = known
+        return logits
 
 
 def _failed(result: RowResult | None) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -60,10 +60,12 @@ class RowGuesser(Protocol):
     Attributes:
         kv: its own memory.
         reads_hidden: whether it reads the hidden states that the step computed.
+        reads_taps: width of the model's taps if it reads these instead of the hidden states after the last norm, or 0.
     """
 
     kv: KVStore
     reads_hidden: bool
+    reads_taps: int
 
     def admit(self, admit: Admit) -> None:
         """Take in a sequence."""
@@ -90,10 +92,17 @@ class RowGuesser(Protocol):
     ) -> tuple[tuple[RowResult, ...], GuessWork]:
         """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took.
 
-        `hidden` has by slot what was computed, `[positions of the row, H]`; of a row that waited, the last position
-        alone. Empty if `reads_hidden` is false.
+        `hidden` has by slot what was computed, `[positions of the row, H]`, or taps instead; of a row that waited, the
+        last position alone. Empty if `reads_hidden` is false.
         """
         ...
+
+
+class _Held(NamedTuple):
+    """What is kept of the last known position of a slot whose draw waits: `[H]`, and `[width]` for the guesser."""
+
+    hidden: Tensor
+    read: Tensor
 
 
 class TorchRunner:
@@ -132,7 +141,7 @@ class TorchRunner:
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(grammars, budgets, backend.choose)
         self._pools = Pools(self._embedding_layers)
-        self._held: dict[int, Tensor] = {}  # of slots whose draw waits, [H] of their last known position
+        self._held: dict[int, _Held] = {}  # of slots whose draw waits
         stores = (kv,) if drafter is None else (kv, drafter.kv)
         self._ahead = MemoryAhead([cache for store in stores for cache in (*store.keys, *store.values)])
         self._clock = clock
@@ -249,19 +258,20 @@ class TorchRunner:
         pending = self._masking.begin(sampling)
         prompts: dict[int, PromptScores] = {}
         vectors: dict[int, bytes | None] = {}
-        draws_from = [self._held.pop(row.slot)[None] for row in waited]  # [., H] each
+        held = [self._held.pop(row.slot) for row in waited]
+        draws_from = [each.hidden[None] for each in held]  # [., H] each
         read = self._drafter is not None and self._drafter.reads_hidden
-        hidden_of = {row.slot: of for row, of in zip(waited, draws_from, strict=True)} if read else {}
+        read_of = {row.slot: each.read[None] for row, each in zip(waited, held, strict=True)} if read else {}
         if fresh:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
             attend = paged_attend(self._kv, batch, self._backend, *carried)
-            hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+            hidden, taps = self._forward(batch, attend)  # [T, H], [T, width]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
             if read:
-                parts = hidden.split([row.count for row in fresh])
-                hidden_of |= {row.slot: part for row, part in zip(fresh, parts, strict=True)}
+                parts = (hidden if taps is None else taps).split([row.count for row in fresh])
+                read_of |= {row.slot: part for row, part in zip(fresh, parts, strict=True)}
             if len(sampling) - len(waited) < hidden.shape[0]:
                 hidden = hidden[_sampled_places(fresh, batch.q_start)]
             draws_from.insert(0, hidden)
@@ -274,12 +284,22 @@ class TorchRunner:
             hidden = torch.cat(draws_from) if waited else draws_from[0]
             drawing = Drawing(self._slots, self._masking, drawn)
             drawing.draw(sampling, self._model.logits(hidden), pending)  # of [S, V]
+            drafts = {row.slot: len(row.drafts) for row in sampling}
             for slot, place in drawn.waiting.items():
-                self._held[slot] = hidden[place].clone()
+                kept = hidden[place].clone()
+                self._held[slot] = _Held(kept, read_of[slot][-1 - drafts[slot]].clone() if read else kept)
                 self._slots.put_off_draw(slot)
             if self._foresees:
                 drawing.foresee(sampling)
-        return _results(rows, drawn, prompts, vectors), hidden_of
+        return _results(rows, drawn, prompts, vectors), read_of
+
+    def _forward(self, batch: ForwardBatch, attend: PagedAttend) -> tuple[Tensor, Tensor | None]:
+        """Compute a batch: the hidden states, and the taps if the guesser reads these."""
+        width = 0 if self._drafter is None else self._drafter.reads_taps
+        if not width:
+            return self._model.forward(batch.token_ids, batch.positions, attend), None
+        taps = torch.empty(len(batch.token_ids), width, device=self._kv.device)
+        return self._model.forward(batch.token_ids, batch.positions, attend, taps), taps
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
         """Slot to scores of the prompt tokens that its row predicts, for those `rows` that want them."""

@@ -41,9 +41,9 @@ class Listener:
         """See `CausalLM.shape`."""
         return self._model.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward`."""
-        hidden = self._model.forward(token_ids, positions, attend)
+        hidden = self._model.forward(token_ids, positions, attend, taps)
         self._heard.append(hidden)
         return hidden
 

@@ -206,6 +206,7 @@ class DecoderParts:
         norms_heads: bool = True,
         output_name: str = "o_proj",
         query_parts: int = 1,
+        inputs: int = 0,
     ) -> Attention:
         """Self-attention under `name`.
 
@@ -219,6 +220,7 @@ class DecoderParts:
             norms_heads: see `Attention`.
             output_name: name of the output projection.
             query_parts: width of the query projection, as a multiple of the queries' width.
+            inputs: width of what it reads; 0 for the stream's.
         """
         shape = self.config.shape
         q_width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -227,7 +229,7 @@ class DecoderParts:
         q_norm, k_norm = norms or (None, None)
         return Attention(
             heads=Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim),
-            qkv=Projection.bind_fused(self.weights, parts, shape.hidden_size, bias=qkv_bias),
+            qkv=Projection.bind_fused(self.weights, parts, inputs or shape.hidden_size, bias=qkv_bias),
             output=Projection.bind(self.weights, f"{name}.{output_name}", shape.hidden_size, q_width, bias=output_bias),
             cache=layer,
             spec=spec or AttentionSpec(shape.head_dim**-0.5, window=self.config.windows[layer]),

@@ -29,6 +29,7 @@ _SHARED = frozenset(
         *(
             "config_reader",
             "decoder",
+            "eagle3",
             "families",
             "gemma4_config",
             "latent_attention",

@@ -57,6 +57,8 @@ _CAPTURABLE = (Embed, Norm, Linear, Activate, NormHeads, Rotate, AttendOperation
 
 def why_not_captured(program: Program) -> str | None:
     """The reason why no step of a program is captured, in words; None if small ones are."""
+    if program.taps is not None:
+        return "its hidden states are handed out"
     for operation in program.operations():
         if not isinstance(operation, _CAPTURABLE):
             return f"{type(operation).__name__} waits for the device"
@@ -187,7 +189,13 @@ class CapturedExecutor:
         """See `CausalLM.shape`."""
         return self.program.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        taps: Tensor | None = None,  # noqa: ARG002 - no captured program has any
+    ) -> Tensor:
         """See `CausalLM.forward`."""
         size = self._size(len(token_ids), attend)
         if size is None:
@@ -199,9 +207,9 @@ class CapturedExecutor:
         captured.replay()
         return captured.out[: len(token_ids)].clone()
 
-    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`."""
-        return self._reference.forward_given(given, positions, attend)
+        return self._reference.forward_given(given, positions, attend, taps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""

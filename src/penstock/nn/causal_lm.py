@@ -67,7 +67,7 @@ class CausalLM(Protocol):
         """The sizes that callers must know."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """Compute the hidden state of each token, after the final norm.
 
         Args:
@@ -75,19 +75,21 @@ class CausalLM(Protocol):
             positions: `[T]` int64, each token's index in its own sequence, below `shape.max_positions`.
             attend: called once per attention operation, in order; if it is a `PagedAttend`, a model may instead read
                 and write its caches directly.
+            taps: `[T, width]` float32, contiguous; filled with what the program hands out (`Program.taps`).
 
         Returns:
             `[T, H]` in the dtype of the weights, or wider.
         """
         ...
 
-    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """As `forward`, for a program whose stream is computed from a register that the caller fills.
 
         Args:
             given: `[T, width]` float32, contiguous; overwritten.
             positions: as for `forward`.
             attend: as for `forward`.
+            taps: as for `forward`.
         """
         ...
 

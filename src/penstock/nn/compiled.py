@@ -121,7 +121,7 @@ class CompiledExecutor:
         """See `CausalLM.logits`."""
         return head_logits(self.backend, self.program.head, hidden)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward`.
 
         Raises:
@@ -129,13 +129,13 @@ class CompiledExecutor:
         """
         assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
         stream, *inputs = self._looked_up(token_ids, positions)
-        return self.compute_layers(stream, positions, attend, inputs)
+        return self.compute_layers(stream, positions, attend, [*inputs, *self._taps(len(positions), taps)])
 
-    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`; raises as `forward` does."""
         assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
         stream = torch.empty(len(given), self.program.shape.hidden_size)
-        return self.compute_layers(stream, positions, attend, [given])
+        return self.compute_layers(stream, positions, attend, [given, *self._taps(len(given), taps)])
 
     def compute_layers(
         self, stream: Tensor, positions: Tensor, attend: PagedAttend, inputs: Sequence[Tensor] = ()
@@ -187,7 +187,18 @@ class CompiledExecutor:
             rows = rows if embed.scale == 1.0 else rows.mul_(embed.scale)
             name = embed.out.name
             found[name] = found[name].add_(rows) if name in found else rows
-        return [found[STREAM], *(found[each.name] for each in self.program.inputs)]
+        return [found[STREAM], *(found[each.name] for each in self.program.inputs if each.name in found)]
+
+    def _taps(self, count: int, taps: Tensor | None) -> list[Tensor]:
+        """Where the program's taps go, if it has any; a place that nobody reads if the caller has none."""
+        register = self.program.taps
+        if register is None:
+            return []
+        if taps is None:
+            return [torch.empty(count, register.width)]
+        if taps.shape != (count, register.width) or not taps.is_contiguous():
+            raise ValueError(f"taps must be [{count}, {register.width}] and contiguous, not {tuple(taps.shape)}")
+        return [taps]
 
     def _step(self, *tensors: Tensor) -> Any:
         """Addresses of a step's tensors, looked up again only when the tensors are not those of the last step."""

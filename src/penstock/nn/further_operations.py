@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.kernels.experts import StackedWeight, stack_arithmetic
 from penstock.nn.register import Register
 
-__all__ = ["Gate", "GateKind", "GateRows", "ProjectHeads", "Regroup", "Scale"]
+__all__ = ["Gate", "GateKind", "GateRows", "ProjectHeads", "Regroup", "Scale", "copied"]
 
 
 class GateKind(StrEnum):
@@ -102,4 +102,9 @@ class Regroup:
     groups: int
 
     def __str__(self) -> str:
-        return self.out.line(f"regroup({self.x}, {self.groups} pairs)")
+        return self.out.line(f"{self.x}" if self.groups == 1 else f"regroup({self.x}, {self.groups} pairs)")
+
+
+def copied(out: Register, x: Register) -> Regroup:
+    """`out = x`: the two halves of a single group stay where they are. The width is even."""
+    return Regroup(out, x, groups=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.further_operations import Gate, GateKind, GateRows, ProjectHeads, Regroup, Scale
+from penstock.nn.further_operations import Gate, GateKind, GateRows, ProjectHeads, Regroup, Scale, copied
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
@@ -47,6 +47,7 @@ __all__ = [
     "Rotate",
     "Scale",
     "ShortConvolution",
+    "copied",
 ]
 
 

@@ -6,20 +6,25 @@ Decides what a program holds. All readers share it: the torch reference (`nn.ref
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.operations import Attend, Embed, Operation, Operations, Register
+from penstock.nn.operations import Attend, Embed, Operation, Operations, Register, copied
 
-__all__ = ["OUT", "STREAM", "Head", "Predictor", "Program"]
+__all__ = ["OUT", "STREAM", "TAPS", "Head", "Predictor", "Program", "tapping"]
 
 STREAM = "stream"
 """The register of hidden states, to which layers add."""
 
 OUT = "out"
 """The register that holds a program's result, which the head reads."""
+
+TAPS = "taps"
+"""The register of what a program hands out beside its result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +54,7 @@ class Program:
         caches: specs of the KV caches, indexed as operations name them; layers may share one.
         states: specs of the recurrent states, indexed as operations name them.
         given: registers besides the stream that the caller fills, and that operations may overwrite.
+        taps: a register of hidden states that the caller owns and layers fill; None if nobody reads any.
         predictor: predicts a second token, if the checkpoint can and it is wanted.
     """
 
@@ -60,6 +66,7 @@ class Program:
     caches: tuple[KvCacheSpec, ...]
     states: tuple[StateSpec, ...] = ()
     given: tuple[Register, ...] = ()
+    taps: Register | None = None
     predictor: Predictor | None = None
 
     @property
@@ -82,9 +89,10 @@ class Program:
 
     @property
     def inputs(self) -> tuple[Register, ...]:
-        """The registers besides the stream that are looked up by token ids or positions, or given, in order."""
+        """The registers besides the stream that the caller owns, in order: looked up, given, and taps."""
         looked_up = [each.out for each in self.embedding if isinstance(each, Embed)]
-        return (*dict.fromkeys(each for each in looked_up if each.name != STREAM), *self.given)
+        taps = () if self.taps is None else (self.taps,)
+        return (*dict.fromkeys(each for each in looked_up if each.name != STREAM), *self.given, *taps)
 
     def operations(self) -> Iterator[Operation]:
         """All operations in execution order."""
@@ -104,17 +112,39 @@ class Program:
         return "\n".join([*lines, f"logits   <- head({OUT}{scale}{cap})"])
 
 
+def tapping(program: Program, layers: Sequence[int]) -> Program:
+    """The same program, which also hands out what each of `layers` reads, side by side in this order.
+
+    The number after the last layer's stands for what the last norm reads.
+    """
+    width = program.stream.width
+    taps = Register(TAPS, len(layers) * width)
+    parts = [*program.layers, program.final]
+    for place, layer in enumerate(layers):
+        parts[layer] = (copied(taps.columns(place * width, width), program.stream), *parts[layer])
+    *own, final = parts
+    return replace(program, layers=tuple(own), final=final, taps=taps)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictor:
-    """Predicts the token after the next: multi-token prediction, as DeepSeek-V3 describes it (2024, section 2.2).
+    """Predicts the token after the next from hidden states of the model.
 
     At position `p` it is given what the model computed there, and the token at `p + 1`; its logits are of the token at
-    `p + 2`. It has a KV cache of its own, one entry a position.
+    `p + 2`. It has a KV cache of its own, one entry a position. Multi-token prediction, as DeepSeek-V3 describes it
+    (2024, section 2.2), reads the model's result. EAGLE-3 (Li et al. 2025) reads the taps of a `tapping` program.
 
     Attributes:
         table: `[V, H]`, the embedding of the token at `p + 1`.
-        program: its given register is `[embedding | hidden state]` of a position, `2 * H` wide.
+        program: its given register is `[embedding | hidden state]` of a position, `2 * H` wide. Its taps, or its result
+            if it has none, are the hidden state for the next position, if the model has not computed that.
+        joined: `[H, taps]`, makes a hidden state of the model's taps; None if it is the model's result.
+        joined_bias: `[H]`, or None.
+        vocabulary: `[outputs of the head]` int64, which tokens its logits are of; None for all, in order.
     """
 
     table: Weight
     program: Program
+    joined: Weight | None = None
+    joined_bias: Tensor | None = None
+    vocabulary: Tensor | None = None

@@ -35,7 +35,7 @@ from penstock.nn.operations import (
     ShortConvolution,
 )
 from penstock.nn.operations import Attend as AttendOperation
-from penstock.nn.program import OUT, Head, Program
+from penstock.nn.program import OUT, TAPS, Head, Program
 from penstock.nn.rope import RotaryTable
 from penstock.thread_turns import letting_others
 
@@ -61,16 +61,27 @@ class ReferenceExecutor:
         """See `CausalLM.shape`."""
         return self.program.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward`."""
-        return self._walk({}, token_ids, positions, attend)
+        return self._walk({}, token_ids, positions, attend, taps)
 
-    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`."""
         nothing = positions[:0]  # no operation looks tokens up
-        return self._walk({self.program.given[0].name: given.to(self.dtype)}, nothing, positions, attend)
+        return self._walk({self.program.given[0].name: given.to(self.dtype)}, nothing, positions, attend, taps)
 
-    def _walk(self, given: dict[str, Tensor], token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def _walk(
+        self,
+        given: dict[str, Tensor],
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        taps: Tensor | None,
+    ) -> Tensor:
+        register = self.program.taps
+        if register is not None:
+            place = torch.empty(len(positions), register.width, device=positions.device) if taps is None else taps
+            given[register.name] = place
         walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype, given)
         with letting_others():
             for operation in self.program.operations():
@@ -162,7 +173,8 @@ class _Walk:
                 wide = self._read(x)
                 self._write(x, (wide * factor).to(wide.dtype))
             case Regroup(out, x, groups):
-                self._write(out, self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1))
+                regrouped = self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1)
+                self._write(out, regrouped.clone() if groups == 1 else regrouped)  # which would be a view of `x`
 
     def _angles(self, table: RotaryTable) -> tuple[Tensor, Tensor]:
         """The cosines and sines of this step's positions, looked up once for all layers."""
@@ -196,10 +208,10 @@ class _Walk:
         return None if register is None else self._read(register)
 
     def _write(self, register: Register, value: Tensor, *, adds: bool = False) -> None:
-        """Write columns of an existing register, or replace a whole register, whose width may change."""
+        """Write columns of an existing register, or replace a whole register, whose width may change; but taps stay."""
         if adds:
             value = self._read(register) + value
-        if register.is_part:
+        if register.is_part or register.name == TAPS:
             self._registers[register.name][:, register.first : register.first + register.width] = value
         else:
             self._registers[register.name] = value

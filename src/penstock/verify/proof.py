@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
-from penstock.draft_loading import find_draft_model, load_draft_model, own_predictor
+from penstock.draft_loading import find_draft_model, load_guesser
 from penstock.loading import LoadedModel, find_model, load_model
 from penstock.model_text import grammars_of
 from penstock.text import open_text
@@ -130,10 +130,7 @@ def open_target(
         SetupError: its tokenizer or chat template cannot be used, or its draft model cannot.
     """
     text = open_text(loaded.files.text)
-    files = find_draft_model(served, cache_dir)
-    draft = (
-        own_predictor(loaded, announce) if files is None else load_draft_model(served, files, text, loaded, announce)
-    )
+    loaded, draft = load_guesser(served, find_draft_model(served, cache_dir), text, loaded, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     try:
         yield Target.of(loaded, served.threads, text, grammars, draft)

@@ -30,6 +30,7 @@ _MAX_JSON_BYTES = 256 << 20
 _MAX_DIMENSIONS = 16
 _MAX_DEPTH = 64
 _WEIGHTS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_INTEGERS = {"I64": torch.int64}
 _BITS = {
     "F64": 64,
     "F32": 32,
@@ -112,10 +113,11 @@ class SafetensorsSource(TensorSource):
         self._read(name, self._find(name).slice(index), out)
 
     def _read(self, name: str, tensor: StoredTensor, out: torch.Tensor) -> None:
-        dtype = _WEIGHTS.get(tensor.dtype)
+        kinds, what = (_WEIGHTS, "weights") if out.is_floating_point() else (_INTEGERS, "integers")
+        dtype = kinds.get(tensor.dtype)
         if dtype is None:
             raise ModelFileError(
-                str(tensor.path), name, f"has type {tensor.dtype}; weights can be read as {', '.join(_WEIGHTS)}"
+                str(tensor.path), name, f"has type {tensor.dtype}; {what} can be read as {', '.join(kinds)}"
             )
         if tuple(out.shape) != tensor.shape:
             raise ModelFileError(str(tensor.path), name, f"has shape {tensor.shape}, expected {tuple(out.shape)}")

@@ -81,8 +81,9 @@ class TensorSource(Protocol):
         """Fill `out`, a contiguous tensor of this shape, converting to its dtype and device.
 
         Raises:
-            ModelFileError: there is no such tensor, it holds integers and not weights, `out` has a different shape,
-                the file is shorter than when it was opened, or a finite number does not fit the dtype.
+            ModelFileError: there is no such tensor, it holds integers where `out` holds weights or the reverse, `out`
+                has a different shape, the file is shorter than when it was opened, or a finite number does not fit the
+                dtype.
         """
         ...
 
@@ -191,7 +192,11 @@ def convert_into(piece: torch.Tensor, out: torch.Tensor, path: Path, name: str) 
         ModelFileError: a finite number is beyond the range of `out`'s dtype and would silently become infinite.
     """
     out.copy_(piece)
-    if piece.numel() == 0 or torch.finfo(out.dtype).max >= torch.finfo(piece.dtype).max:
+    if (
+        piece.numel() == 0
+        or not piece.is_floating_point()
+        or torch.finfo(out.dtype).max >= torch.finfo(piece.dtype).max
+    ):
         return
     infinite = torch.isinf(out)
     if bool(infinite.any()) and bool((infinite & torch.isfinite(piece).to(out.device)).any()):
