@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from command_line import only_line, penstock
 from openai import OpenAI
 from served import PATIENCE, below, runners_of, wait_until
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
@@ -176,6 +177,33 @@ def test_models_are_loaded_unloaded_and_pinned_by_their_routes(server):
     assert move("unload", "third").json()["status"]["value"] == "unloaded"
     assert move("load", "fourth").status_code == 404
     assert httpx.post(f"{url}/models/load", json={}, timeout=PATIENCE).status_code == 400
+
+
+def test_and_by_the_command_line(server):
+    url, _ = server
+
+    def served(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return penstock("served", *arguments, "--base-url", url)
+
+    def listed() -> dict[str, list[str]]:
+        head, *rows = served("list").stdout.splitlines()
+        assert head.split() == ["MODEL", "STATE", "PINNED", "REQUESTS", "MEMORY", "CONTEXT"]
+        return {row.split()[0]: row.split()[1:] for row in rows}
+
+    assert listed()["first"][:2] == ["loaded", "pinned"]
+    assert served("load", "second").stdout.split()[:2] == ["second", "loaded"]
+    assert served("pin", "second").stdout.split()[:3] == ["second", "loaded", "pinned"]
+    full = served("load", "third")
+    assert full.returncode == 2
+    assert "pinned" in only_line(full.stderr)
+    assert served("unpin", "second").returncode == 0
+    assert served("unload", "second").stdout.split()[:2] == ["second", "unloaded"]
+    assert listed()["second"][0] == "unloaded"
+    unknown = served("load", "fourth")
+    assert unknown.returncode == 2
+    assert "'fourth' is not served there; there: first, second, third" in only_line(unknown.stderr)
+    nowhere = penstock("served", "list", "--base-url", "http://127.0.0.1:9")
+    assert "no server answers" in only_line(nowhere.stderr)
 
 
 def test_stored_answers_are_found_whatever_model_gave_them(server):

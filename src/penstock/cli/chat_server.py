@@ -1,38 +1,24 @@
 """A running server as the partner of a conversation, through OpenAI's streamed chat completions.
 
-Works with any server that speaks them. Uses the standard library's HTTP client, because one request at a time needs no
-pool; the event reader is the load test's.
+Works with any server that speaks them. The event reader is the load test's.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import ssl
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from penstock.bench.event_stream import EventReader, Target
+from penstock.bench.event_stream import EventReader
+from penstock.cli.api_client import SHOWN_ERROR, ApiClient, Refused, error_message, reason_of
 from penstock.cli.chat_partner import Piece
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.contract.request import Message
 
 __all__ = ["ServerPartner"]
 
-PATIENCE_SECONDS = 600.0
-"""How long to wait for the next piece of an answer: a long prompt on a busy server takes time."""
-
-SHOWN_ERROR = 400
 INVALID = (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
-NOT_LET_IN = (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
-
-
-class _Refused(EngineFault):
-    """The server answered with a status other than 200."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"HTTP {status}: {message}")
-        self.status = status
 
 
 class ServerPartner:
@@ -49,14 +35,8 @@ class ServerPartner:
     """
 
     def __init__(self, base_url: str, model: str = "", api_key: str = "") -> None:
-        target = Target.parse(base_url)
-        if not (api_key.isascii() and api_key.isprintable()):
-            raise ConfigError("api_key", "holds characters that a header cannot")
-        self._target, self._path = target, target.path or "/v1"
-        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        served = self._models(base_url)
+        self._client = ApiClient(base_url, api_key)
+        served = self._client.models()
         chosen = next((each for each in served if model in ("", each.get("id"))), None)
         if chosen is None:
             there = ", ".join(str(each.get("id")) for each in served) or "none"
@@ -75,7 +55,7 @@ class ServerPartner:
             **{name: value for name, value in params.items() if value is not None},
         }
         reader, ended = EventReader(), False
-        connection = self._connect()
+        connection = self._client.connect()
         try:
             answer = self._ask(connection, body)
             while bytes_ := answer.read1(65536):
@@ -89,7 +69,7 @@ class ServerPartner:
             if not ended:
                 raise EngineFault("the answer broke off: the server ended the connection")
         except (OSError, http.client.HTTPException) as error:
-            raise EngineFault(f"the connection broke: {_reason(error)}") from error
+            raise EngineFault(f"the connection broke: {reason_of(error)}") from error
         finally:
             connection.close()  # ends an answer that is still being written
 
@@ -102,7 +82,7 @@ class ServerPartner:
         if self._counts_each_piece is not False:
             try:
                 answer = self._post(connection, body, {"include_usage": True, "continuous_usage_stats": True})
-            except _Refused as error:
+            except Refused as error:
                 if self._counts_each_piece or error.status not in INVALID:
                     raise
                 connection.close()  # it reopens by itself
@@ -116,41 +96,7 @@ class ServerPartner:
     def _post(
         self, connection: http.client.HTTPConnection, body: Mapping[str, Any], stream_options: Mapping[str, bool]
     ) -> http.client.HTTPResponse:
-        content = json.dumps({**body, "stream_options": stream_options})
-        return self._send(connection, "POST", "/chat/completions", content.encode())
-
-    def _models(self, base_url: str) -> list[dict[str, Any]]:
-        connection = self._connect()
-        try:
-            listed = json.loads(self._send(connection, "GET", "/models").read())
-            return [each for each in listed["data"] if isinstance(each, dict)]
-        except (OSError, http.client.HTTPException) as error:
-            raise ConfigError("base_url", f"no server answers at {base_url}: {_reason(error)}") from error
-        except (ValueError, KeyError, TypeError, EngineFault) as error:
-            if isinstance(error, _Refused) and error.status in NOT_LET_IN:
-                message = f"{base_url} wants one that it knows ({error}); give it here or in PENSTOCK_API_KEY"
-                raise ConfigError("api_key", message) from error
-            raise ConfigError(
-                "base_url", f"{base_url} does not list its models as OpenAI's API does: {error}"
-            ) from error
-        finally:
-            connection.close()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        target = self._target
-        if target.secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(target.host, target.port, timeout=PATIENCE_SECONDS, context=context)
-        return http.client.HTTPConnection(target.host, target.port, timeout=PATIENCE_SECONDS)
-
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
-    ) -> http.client.HTTPResponse:
-        connection.request(method, self._path + path, body, self._headers)
-        answer = connection.getresponse()
-        if answer.status != http.client.OK:
-            raise _Refused(answer.status, _error_message(answer.read(65536)))
-        return answer
+        return self._client.post(connection, "/chat/completions", {**body, "stream_options": stream_options})
 
 
 def _piece(data: str) -> Piece:
@@ -162,7 +108,7 @@ def _piece(data: str) -> Piece:
     try:
         event = json.loads(data)
         if "error" in event:
-            raise EngineFault(_error_message(data.encode()))
+            raise EngineFault(error_message(data.encode()))
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
         delta, usage = choice.get("delta") or {}, event.get("usage") or {}
         return Piece(
@@ -174,16 +120,3 @@ def _piece(data: str) -> Piece:
         )
     except (ValueError, AttributeError, TypeError) as error:
         raise EngineFault(f"the server sent what is no chunk of an answer: {data[:SHOWN_ERROR]}") from error
-
-
-def _error_message(body: bytes) -> str:
-    """The message of an error's body, or the beginning of the body."""
-    text = body.decode("utf-8", errors="replace")
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:SHOWN_ERROR]
-
-
-def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
