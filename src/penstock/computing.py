@@ -22,14 +22,14 @@ from penstock.contract.model import ModelFacts, StepCost, StepRow
 from penstock.contract.ports import OverlappingRunner, Profiler, Runner
 from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
-from penstock.remote import ProcessProfiler, ProcessRunner
+from penstock.remote import Nursery, ProcessProfiler, ProcessRunner, can_fork
 from penstock.store import store_root, why_not_usable
 from penstock.text import TextModel
 from penstock.thread_turns import take_short_turns
 from penstock.weights.locate import default_cache_dir
 from penstock.weights.pull import pull
 
-__all__ = ["Computing", "Starting", "start_computing"]
+__all__ = ["Computing", "Starting", "open_nursery", "start_computing"]
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +84,21 @@ class Starting(Protocol):
         ...
 
 
-def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: bool = False) -> Starting:
+def open_nursery() -> Nursery | None:
+    """A zygote that several models' processes are forked from, so that none imports anew; None where none can be."""
+    return Nursery(_RUNNER_PROGRAM) if can_fork() else None
+
+
+def start_computing(
+    config: EngineConfig, cache_dir: Path | None, *, serves: bool = False, nursery: Nursery | None = None
+) -> Starting:
     """Find a model, and choose where it is computed; a separate process begins to load it at once.
 
     Args:
         config: the operator's options.
         cache_dir: where downloaded models are kept; None for the user's cache directory.
         serves: whether this process is a server: `auto` then means a separate process, on POSIX systems.
+        nursery: whose zygote a separate process is forked from; None for one of its own.
 
     Raises:
         SetupError: there is no such model, or its files or the folder for KV blocks cannot be used.
@@ -98,7 +106,7 @@ def start_computing(config: EngineConfig, cache_dir: Path | None, *, serves: boo
     apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
     config = replace(config, kv_store=_kv_folder(config.kv_store, cache_dir))
-    return _Apart(config, cache_dir) if apart else _Here(config, cache_dir, serves)
+    return _Apart(config, cache_dir, nursery) if apart else _Here(config, cache_dir, serves)
 
 
 def _kv_folder(option: str, cache_dir: Path) -> str:
@@ -160,11 +168,11 @@ class _Here:
 class _Apart:
     """A runner in a separate process, which imports and loads while this one does something else."""
 
-    def __init__(self, config: EngineConfig, cache_dir: Path) -> None:
+    def __init__(self, config: EngineConfig, cache_dir: Path, nursery: Nursery | None) -> None:
         self._cache_dir = cache_dir
         for model in filter(None, (config.model, config.draft_model)):
             pull(model, cache_dir, show_progress=True)  # here, because the other process ignores Ctrl-C
-        self._runner = ProcessRunner(_RUNNER_PROGRAM)
+        self._runner = ProcessRunner(_RUNNER_PROGRAM, nursery)
         try:
             self._runner.load(config, str(cache_dir))
         except BaseException:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.app import Assembly, assemble
-from penstock.computing import start_computing
+from penstock.computing import open_nursery, start_computing
 from penstock.contract.config import ANY_NAME, HostingConfig, ServerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.hosting import HostedModel, HostLimits, ModelChoice
@@ -122,13 +122,26 @@ def _size(path: Path) -> int:
 
 
 class _Loader:
-    """Loads models for a host. A model's clients share one budget, which stays when the model leaves."""
+    """Loads models for a host. A model's clients share one budget, which stays when the model leaves.
 
-    def __init__(self, cache_dir: Path, process: ServerProcess, share: int) -> None:
+    Args:
+        cache_dir: where downloaded models are kept.
+        process: says what is loaded.
+        share: bytes of a model's budget.
+        standby: whether a zygote stands by, of which the processes of all models are forked.
+    """
+
+    def __init__(self, cache_dir: Path, process: ServerProcess, share: int, *, standby: bool) -> None:
+        self._nursery = open_nursery() if standby else None
         self._cache_dir = cache_dir
         self._process = process
         self._share = share
         self._budgets: dict[str, MemoryBudget] = {}
+
+    def close(self) -> None:
+        """End the zygote, once no model is loaded any more."""
+        if self._nursery is not None:
+            self._nursery.close()
 
     async def __call__(self, model: HostedModel, lost: Callable[[str], None]) -> LoadedModel:
         """Load a model in a thread."""
@@ -137,7 +150,8 @@ class _Loader:
 
     def _load(self, model: HostedModel, lost: Callable[[str], None], budget: MemoryBudget) -> LoadedModel:
         watchdog = Watchdog()
-        starting = start_computing(model.config, self._cache_dir, serves=True)
+        nursery = self._nursery if model.config.standby else None
+        starting = start_computing(model.config, self._cache_dir, serves=True, nursery=nursery)
         assembly = assemble(
             model.config,
             self._cache_dir,
@@ -181,7 +195,8 @@ def serve_models(
     # Of the limit a quarter is for requests that are read, before their model is known; a model's share has as much
     # for them, which it does not use: together that is the limit.
     memory = MemoryBudget(choices[0].config.memory_limit, give_back)
-    load = _Loader(cache_dir, process, max(LEAST_BYTES, memory.limit // len(models)))
+    share, standby = max(LEAST_BYTES, memory.limit // len(models)), any(each.config.standby for each in models)
+    load = _Loader(cache_dir, process, share, standby=standby)
     host = ModelHost(models, load, HostLimits(hosting.max_loaded_models, hosting.models_memory, hosting.model_wait))
     failures: list[PenstockError] = []
 
@@ -198,7 +213,7 @@ def serve_models(
         with process.closing():
             await stack.aclose()
 
-    with process.observers("") as observers:
+    with closing(load), process.observers("") as observers:
         app = create_hosting_app(host, around(), DEFAULT_LIMITS, process.access, memory, observers)
         process.run(app, "/v1/chat/completions", lambda url: on_ready(url, models))
     if failures:

@@ -23,6 +23,7 @@ from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, wr
 from needs import COMPILED
 from penstock import LLM, SamplingParams
 from penstock.kernels import native
+from penstock.remote import can_fork
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
@@ -264,6 +265,20 @@ def test_a_model_whose_process_dies_goes_on_and_the_others_too(folders, alone):
         os.kill(runner, signal.SIGKILL)
         assert text_of(complete(url, "second")) == alone["second"]
         assert text_of(complete(url, "first")) == alone["first"]
+
+
+@pytest.mark.skipif(not can_fork(), reason="each model's process is started, and not forked")
+def test_the_processes_of_all_models_come_from_one_that_has_imported(folders, alone):
+    names = [str(folders[name]) for name in ("first", "second")]
+    with serving(*names, "--standby") as (url, process):
+        for name in ("first", "second"):
+            assert text_of(complete(url, name)) == alone[name]
+        assert len(runners_of(process.pid)) == 3
+        (zygote,) = [each for each in runners_of(process.pid) if len({*below(each)} & {*runners_of(process.pid)}) == 2]
+        os.kill(zygote, signal.SIGKILL)
+        assert text_of(complete(url, "first")) == alone["first"]
+        httpx.post(f"{url}/models/unload", json={"model": "second"}, timeout=PATIENCE)
+        assert text_of(complete(url, "second")) == alone["second"], "another one has imported"
 
 
 def test_the_second_load_finds_its_kv(folders, tmp_path):

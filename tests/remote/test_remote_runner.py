@@ -470,3 +470,67 @@ def test_answers_are_what_they_would_have_been_whatever_is_killed(open_runner):
     assert 0 < measured.lost_runners <= kills
     assert measured.failed_steps >= measured.lost_runners
     assert bench.engine.health().free_blocks == bench.config.num_blocks
+
+
+@pytest.fixture
+def nursery():
+    shared = zygote_module.Nursery(PROGRAM)
+    yield shared
+    shared.close()
+    assert gone(shared.pid)
+
+
+def from_nursery(nursery):
+    runner = ProcessRunner(PROGRAM, nursery)
+    runner.load(CONFIG, "")
+    runner.await_found(silent)
+    runner.await_ready(silent)
+    return runner
+
+
+@on_linux
+def test_runners_in_threads_of_their_own_share_a_zygote(nursery):
+    """Each starts, is killed, replaced and closed at its own time; how each ended is told to the right one."""
+    want, wrong = [], []
+
+    def live(number):
+        signals = [signal.SIGKILL, signal.SIGSEGV][number % 2]
+        for _ in range(6):
+            runner = from_nursery(nursery)
+            rows = run(runner, first_plan()).rows
+            want.append(rows)
+            same = parent_of(runner.pid) == nursery.pid == runner.zygote_pid
+            lost = lose_runner(runner, signals)
+            runner.reset()
+            if not same or lost.killed != (signals == signal.SIGKILL) or run(runner, first_plan()).rows != rows:
+                wrong.append((number, str(lost)))
+            pid = runner.pid
+            runner.close()
+            if not gone(pid):
+                wrong.append((number, "is left"))
+
+    threads = [threading.Thread(target=live, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not wrong
+    assert len(want) == 24
+    assert all(each == want[0] for each in want)
+
+
+@on_linux
+def test_a_shared_zygote_that_was_killed_is_followed_by_another(nursery):
+    first, second = from_nursery(nursery), from_nursery(nursery)
+    killed = nursery.pid
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: gone(killed))
+    assert len(run(first, first_plan()).rows) == 1, "whoever computes goes on"
+    lose_runner(first)
+    assert first.reset() is True
+    assert nursery.pid != killed
+    lose_runner(second)
+    assert second.reset() is True
+    assert parent_of(first.pid) == parent_of(second.pid) == nursery.pid
+    first.close()
+    second.close()

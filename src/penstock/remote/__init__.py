@@ -4,5 +4,15 @@ from penstock.remote.child import Build, ClosableRunner, serve_orders
 from penstock.remote.connection import Connection
 from penstock.remote.profiler import ProcessProfiler
 from penstock.remote.runner import ProcessRunner
+from penstock.remote.zygote import Nursery, can_fork
 
-__all__ = ["Build", "ClosableRunner", "Connection", "ProcessProfiler", "ProcessRunner", "serve_orders"]
+__all__ = [
+    "Build",
+    "ClosableRunner",
+    "Connection",
+    "Nursery",
+    "ProcessProfiler",
+    "ProcessRunner",
+    "can_fork",
+    "serve_orders",
+]

@@ -20,7 +20,7 @@ from penstock.contract.plan import StepPlan, StepResult
 from penstock.remote import messages
 from penstock.remote.hang_limit import HangLimit
 from penstock.remote.process import RunnerProcess, start_program
-from penstock.remote.zygote import Zygote, can_fork
+from penstock.remote.zygote import Nursery, can_fork
 
 __all__ = ["ProcessRunner"]
 
@@ -51,6 +51,7 @@ class ProcessRunner:
 
     Args:
         program: the command line of the process; the descriptor of its connection is appended.
+        nursery: whose zygote it is forked from, shared with other runners; None for one of its own, if any.
 
     Attributes:
         depth: the most plans that may be started and not finished.
@@ -58,15 +59,16 @@ class ProcessRunner:
 
     depth = 1
 
-    def __init__(self, program: Sequence[str]) -> None:
+    def __init__(self, program: Sequence[str], nursery: Nursery | None = None) -> None:
         self._program = tuple(program)
         self._hang_limit = HangLimit()
         self._started: StepPlan | None = None
         self._loading_seconds = 0.0  # of the last process that loaded
         self._load: messages.Load  # the first order to a process
         self._saves = False  # whether a process has something to save when it is closed
-        self._process = start_program(self._program)
-        self._zygote: Zygote | None = None
+        self._shared = nursery is not None
+        self._nursery = nursery
+        self._process = start_program(self._program) if nursery is None else nursery.fork()
 
     @property
     def pid(self) -> int:
@@ -76,7 +78,7 @@ class ProcessRunner:
     @property
     def zygote_pid(self) -> int | None:
         """The id of the zygote that it is forked from; None without a zygote."""
-        return None if self._zygote is None else self._zygote.pid
+        return None if self._nursery is None else self._nursery.pid
 
     def load(self, config: EngineConfig, cache_dir: str) -> None:
         """Order the process to load a model.
@@ -89,9 +91,9 @@ class ProcessRunner:
             SetupError: the process ended.
         """
         self._load = messages.Load(config, cache_dir)
-        if config.standby and can_fork():
-            self._zygote = Zygote(self._process)
-            self._process = self._zygote.fork()
+        if config.standby and self._nursery is None and can_fork():
+            self._nursery = Nursery(self._program, self._process)
+            self._process = self._nursery.fork()
         self._ask_to_load()
 
     def await_found(self, announce: Announce, limit: float | None = None) -> ModelFacts:
@@ -175,12 +177,12 @@ class ProcessRunner:
             return None
 
     def close(self) -> None:
-        """End the process and its zygote, after a few seconds in which it saves what must outlive it."""
+        """End the process and its own zygote, after a few seconds in which it saves what must outlive it."""
         if self._saves and not self._process.lost:
             self._let_it_save()
         self._process.close()
-        if self._zygote is not None:
-            self._zygote.close()  # last: it knows how the other process ended
+        if self._nursery is not None and not self._shared:
+            self._nursery.close()  # last: it knows how the other process ended
 
     def _let_it_save(self) -> None:
         self._saves = False
@@ -219,11 +221,7 @@ class ProcessRunner:
             raise _lost_early(error) from error
 
     def _next_process(self) -> RunnerProcess:
-        if self._zygote is None:
-            return start_program(self._program)
-        if self._zygote.lost:  # noticed only when it was asked how the last process ended
-            self._zygote = Zygote(start_program(self._program))
-        return self._zygote.fork()
+        return start_program(self._program) if self._nursery is None else self._nursery.fork()
 
     def _next_answer(self, announce: Announce, limit: float | None) -> messages.Answer:
         """The next answer while the model loads, after announcing lines of the report; raises a refusal."""

@@ -1,5 +1,6 @@
 """The zygote as the engine's process sees it: it has imported what computing needs, and forks the runners' processes.
 
+Runners of several models may share one (`Nursery`), each used by a thread of its own.
 Decides that the exit status of a runner is unknown if its zygote is gone too: it then counts as killed from outside.
 """
 
@@ -11,13 +12,16 @@ import select
 import signal
 import socket
 import subprocess
+import threading
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.contract.errors import RunnerLost
 from penstock.remote import messages
-from penstock.remote.process import RunnerProcess
+from penstock.remote.process import RunnerProcess, start_program
 
-__all__ = ["Zygote", "can_fork"]
+__all__ = ["Nursery", "can_fork"]
 
 _ANSWER_SECONDS = 5.0
 """Time for a zygote to answer once it has imported everything: it takes milliseconds, or more on a busy machine."""
@@ -37,8 +41,39 @@ def can_fork() -> bool:
     return True
 
 
+class Nursery:
+    """Forks runners' processes from a zygote, and starts another zygote if that is gone. Used by any thread.
+
+    Args:
+        program: the command line of a zygote.
+        process: a process of this program that has had no order yet, to begin with; None to start one.
+    """
+
+    def __init__(self, program: Sequence[str], process: RunnerProcess | None = None) -> None:
+        self._program = tuple(program)
+        self._zygote = Zygote(process or start_program(self._program))
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the zygote."""
+        return self._zygote.pid
+
+    def fork(self) -> RunnerProcess:
+        """See `Zygote.fork`."""
+        with self._lock:
+            if self._zygote.lost:  # noticed only when it was asked something
+                self._zygote = Zygote(start_program(self._program))
+            return self._zygote.fork()
+
+    def close(self) -> None:
+        """End the zygote, but not the processes that it forked."""
+        with self._lock:
+            self._zygote.close()
+
+
 class Zygote:
-    """Forks runners' processes; used by one thread at a time.
+    """One such process; used by any thread.
 
     Args:
         process: a process that has had no order yet.
@@ -46,6 +81,8 @@ class Zygote:
 
     def __init__(self, process: RunnerProcess) -> None:
         self._process = process
+        self._lock = threading.Lock()  # of the connection: answers come in the order of the questions
+        self._unknown: deque[_Forked] = deque()  # forked, or to be forked, and their process ids not received yet
 
     @property
     def pid(self) -> int:
@@ -63,9 +100,45 @@ class Zygote:
         If the zygote is gone, the new process counts as gone too.
         """
         ours, theirs = socket.socketpair()
-        with theirs, suppress(RunnerLost):
+        forked = _Forked(self)
+        with self._lock, theirs, suppress(RunnerLost):
+            self._unknown.append(forked)
             self._process.send(messages.Fork(), theirs)
-        return RunnerProcess(_Forked(self._process), ours)
+        return RunnerProcess(forked, ours)
+
+    def identify(self, forked: _Forked, limit: float | None) -> None:
+        """Wait for the process id of `forked`.
+
+        Args:
+            forked: one that this zygote forks.
+            limit: seconds of silence after which the zygote counts as hung; None for no limit.
+
+        Raises:
+            RunnerLost: the zygote is gone, or has hung.
+        """
+        with self._lock:
+            while not forked.known:
+                self._identify_next(limit)
+
+    def status_of(self, pid: int) -> int | None:
+        """How a forked process that has ended did so, as in `Handle.wait`; reaps it. Raises as `identify` does."""
+        with self._lock:
+            while self._unknown:
+                self._identify_next(_ANSWER_SECONDS)
+            self._process.send(messages.Reap(pid))
+            answer = self._process.receive(_ANSWER_SECONDS)
+        return answer.status if isinstance(answer, messages.Ended) else None
+
+    @property
+    def status(self) -> int | None:
+        """How it ended itself, as in `Handle.wait`; None before."""
+        return self._process.status
+
+    def _identify_next(self, limit: float | None) -> None:
+        answer = self._process.receive(limit)
+        if not isinstance(answer, messages.Forked):
+            raise self._process.lose(f"did not fork ({answer})")
+        self._unknown.popleft().be(answer.pid)
 
     def close(self) -> None:
         """End the zygote, but not the processes that it forked."""
@@ -79,14 +152,25 @@ class _Forked:
     reaps the process only when asked how it ended, so that the process id is not reused before.
 
     Args:
-        zygote: has been told to fork the process, and has not answered yet.
+        zygote: is told to fork the process.
     """
 
-    def __init__(self, zygote: RunnerProcess) -> None:
+    def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote
         self._pid = 0
         self._descriptor: int | None = None  # pidfd of the process while it exists; needs no zygote
         self._status: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether its process id is known, or its zygote's end counts as its own."""
+        return self._pid != 0
+
+    def be(self, pid: int) -> None:
+        """It has this process id."""
+        with suppress(ProcessLookupError):
+            self._descriptor = os.pidfd_open(pid)
+        self._pid = pid
 
     @property
     def pid(self) -> int:
@@ -125,25 +209,17 @@ class _Forked:
         if self._pid:
             return
         try:
-            answer = self._zygote.receive(limit)
-            if not isinstance(answer, messages.Forked):
-                raise self._zygote.lose(f"did not fork ({answer})")
+            self._zygote.identify(self, limit)
         except RunnerLost as error:
             log.warning("the zygote is lost: %s", error)
             self._end_with_zygote()
-            return
-        with suppress(ProcessLookupError):
-            self._descriptor = os.pidfd_open(answer.pid)
-        self._pid = answer.pid
 
     def _end_with_zygote(self) -> None:
         self._pid, self._status = self._zygote.pid, self._zygote.status
 
     def _reap(self) -> int | None:
         try:
-            self._zygote.send(messages.Reap(self._pid))
-            answer = self._zygote.receive(_ANSWER_SECONDS)
+            return self._zygote.status_of(self._pid)
         except RunnerLost as error:
             log.warning("the zygote is lost: %s", error)
             return None
-        return answer.status if isinstance(answer, messages.Ended) else None
