@@ -104,7 +104,7 @@ class Drafting:
                 common = min(common, _note_promise(seq, ()))
                 continue
             seq.guesses = self._ranked(seq, guess, () if offer is None else (offer,))
-            tokens = _before(seq.stop_ids, [token for draft in seq.guesses[0] for token in draft.tokens])
+            tokens = _before(seq.stop_ids, tuple([token for draft in seq.guesses[0] for token in draft.tokens]))
             found.append((index, tokens))
             most = min(len(tokens), seq.limit - len(seq.tokens) - 1, _MOST)
             offers.append(self._chances_of(seq, seq.guesses[0])[: max(0, most)])
@@ -144,7 +144,10 @@ class Drafting:
 
     def _chances_of(self, seq: Seq, guess: Guess) -> list[float]:
         """For each token of a guess, the probability that it is right if the tokens before it are."""
-        return [self._chances.of(seq.judgements, draft) for draft in guess for _ in draft.tokens]
+        chances: list[float] = []
+        for draft in guess:
+            chances += [self._chances.of(seq.judgements, draft)] * len(draft.tokens)
+        return chances
 
     def _add_found(
         self,
@@ -197,6 +200,6 @@ def _note_promise(seq: Seq, offer: Offer) -> float:
     return max(now, seq.promised)
 
 
-def _before(stop_ids: frozenset[int], tokens: Iterable[int]) -> tuple[int, ...]:
+def _before(stop_ids: frozenset[int], tokens: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens in front of the first stop id."""
-    return tuple(takewhile(lambda token: token not in stop_ids, tokens))
+    return tokens if stop_ids.isdisjoint(tokens) else tuple(takewhile(lambda token: token not in stop_ids, tokens))
