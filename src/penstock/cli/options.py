@@ -35,6 +35,8 @@ METAVARS = {
     "api_key_file": "FILE",
     "otlp_traces_endpoint": "URL",
     "profile_dir": "DIRECTORY",
+    "lora": "NAME=DIRECTORY",
+    "lora_dir": "DIRECTORY",
 }
 
 
@@ -98,7 +100,7 @@ def _option(field: Field[Any], default: Any, section: str) -> Callable[[Any], An
             field.name,
             type=str,
             multiple=True,
-            metavar="NAME",
+            metavar=METAVARS.get(field.name, "NAME"),
             help=help_text,
             cls=SectionedOption,
             section=section,

@@ -17,9 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.plan import Admit, GuessWork, PromptScores, Row, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
+from penstock.exec.adapters import AdapterSlots
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.drawing import NOT_FINITE, Drawing, Drawn
@@ -116,10 +118,12 @@ class TorchRunner:
         embedding_layers: Sequence[EmbeddingLayer] = (),
         keeping: BlockKeeping | None = None,
         drafter: RowGuesser | None = None,
+        adapters: AdapterSlots | None = None,
         *,
         foresees: bool = False,
     ) -> None:
         self._drafter = drafter
+        self._adapters = adapters or AdapterSlots()
         self._foresees = foresees
         self._states = states
         self._keeping = keeping
@@ -148,12 +152,14 @@ class TorchRunner:
             self._masking.release(slot)
             self._pools.release(slot)
             self._held.pop(slot, None)
+            self._adapters.release(slot)
             if self._drafter is not None:
                 self._drafter.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
             self._masking.admit(admit)
             self._pools.admit(admit)
+            self._adapters.admit(admit)
             self._ahead.reach(admit.blocks)
             if self._states is not None:
                 self._states.admit(admit)
@@ -171,7 +177,7 @@ class TorchRunner:
         if rows:
             with torch.inference_mode(), going_first():
                 computed, hidden = self._compute(rows)
-                results += computed
+                results += self._adapters.refused(rows, computed) if self._adapters.in_use else computed
                 if self._drafter is not None:
                     results, guessing = self._drafter.follow(rows, results, hidden)
         news = None if self._keeping is None else self._keeping.end()
@@ -182,6 +188,7 @@ class TorchRunner:
         self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
         self._masking.reset()
         self._held.clear()
+        self._adapters.reset()
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
@@ -190,6 +197,14 @@ class TorchRunner:
         if self._keeping is not None:
             self._keeping.end()
         return False
+
+    def load_adapter(self, name: str, path: str, digest: str = "") -> AdapterFacts:
+        """See `contract.ports.AdaptingRunner`; an adapter of another digest is refused, unless it is ""."""
+        return self._adapters.load(name, path, digest)
+
+    def unload_adapter(self, name: str) -> None:
+        """See `contract.ports.AdaptingRunner`."""
+        self._adapters.unload(name)
 
     def close(self) -> None:
         """Save the blocks that are waiting to be saved, and stop."""
@@ -244,6 +259,9 @@ class TorchRunner:
         """
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
+        adapters = self._adapters
+        if adapters.in_use:
+            fresh = adapters.in_groups(fresh)
         sampling = [*(row for row in fresh if row.sample), *waited]
         self._masking.begin_step(rows)
         pending = self._masking.begin(sampling)
@@ -256,7 +274,8 @@ class TorchRunner:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
             attend = paged_attend(self._kv, batch, self._backend, *carried)
-            hidden = self._model.forward(batch.token_ids, batch.positions, attend)  # [T, H]
+            adapted = adapters.adapted(fresh) if adapters.in_use else ()
+            hidden = self._model.forward(batch.token_ids, batch.positions, attend, adapted)  # [T, H]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
             if read:

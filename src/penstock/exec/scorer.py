@@ -18,6 +18,7 @@ from penstock.contract.model import ModelShape
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.contract.ports import Runner
 from penstock.contract.sampling import SamplingSpec
+from penstock.nn.adapters import Adapted
 from penstock.nn.causal_lm import Attend
 
 if TYPE_CHECKING:
@@ -41,9 +42,9 @@ class Listener:
         """See `CausalLM.shape`."""
         return self._model.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, adapted: Adapted = ()) -> Tensor:
         """See `CausalLM.forward`."""
-        hidden = self._model.forward(token_ids, positions, attend)
+        hidden = self._model.forward(token_ids, positions, attend, adapted)
         self._heard.append(hidden)
         return hidden
 
