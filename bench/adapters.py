@@ -25,7 +25,7 @@ from penstock.bench.machine import load_average, provenance
 from penstock.contract.config import DEFAULT_MODEL, EngineConfig
 from penstock.loading import find_model, plan_model, resolve_choices
 from penstock.nn.adapters import sites_of
-from penstock.weights.safetensors_writer import write_safetensors
+from penstock.weights.safetensors_writer import OutTensors, write_safetensors
 
 __all__ = ["main", "write_adapters"]
 
@@ -50,7 +50,8 @@ def write_adapters(folder: Path, config: EngineConfig, ranks: Sequence[int]) -> 
                 tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = down, up
         directory = folder / f"adapter-{index}"
         directory.mkdir()
-        write_safetensors(directory / "adapter_model.safetensors", tensors)
+        sizes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        write_safetensors(directory / "adapter_model.safetensors", [OutTensors(sizes, lambda made=tensors: made)])
         settings = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": sorted(names)}
         (directory / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
         written[directory.name] = str(directory)

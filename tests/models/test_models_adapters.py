@@ -8,6 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from gguf import GGUFWriter
+from safetensors.torch import load_file
 from tiny_adapters import adapter_of, linear_modules, load_with_adapters, merged_logits, write_adapter
 from tiny_checkpoints import VARIANTS, _reference, write_checkpoint
 
@@ -146,6 +148,43 @@ def test_scales_and_ranks_of_modules_are_heeded(settings):
     [made] = hidden(loaded.model, loaded, [(tokens, adapter_of(loaded, path))])
     expected = merged_logits(_reference(checkpoint("llama"), torch.float32), path, tokens)
     assert (loaded.model.logits(made) - expected).abs().max() < 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+_GGUF_NAMES = {
+    **{f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+
+
+def as_gguf(directory: Path, path: Path, heads: dict[str, int], alpha: float) -> Path:
+    """The adapter as llama.cpp's conversion writes it: rows of queries and keys alternate between halves of a head."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, numbers in sorted(load_file(directory / "adapter_model.safetensors").items()):
+        layer, _, module = name.removeprefix("base_model.model.model.layers.").partition(".")
+        module, _, factor = module.removesuffix(".weight").rpartition(".")
+        if factor == "lora_B" and module in heads:
+            parts = numbers.view(heads[module], 2, -1, numbers.shape[1])
+            numbers = parts.transpose(1, 2).reshape(numbers.shape)
+        writer.add_tensor(f"blk.{layer}.{_GGUF_NAMES[module]}.weight.{factor.lower()}", numbers.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@compiled
+def test_an_adapter_has_the_same_bits_from_a_gguf_file(tmp_path):
+    loaded = loaded_of("llama")
+    directory, shape, tokens = adapter_folder("llama", 8, 0), loaded.shape, prompts(loaded)[2]
+    heads = {"self_attn.q_proj": shape.num_heads, "self_attn.k_proj": shape.num_kv_heads}
+    paths = directory, as_gguf(directory, tmp_path / "adapter.gguf", heads, alpha=8.0)
+    made = [hidden(loaded.model, loaded, [(tokens, adapter_of(loaded, path))])[0] for path in paths]
+    assert torch.equal(*made)
 
 
 # ---- the bits

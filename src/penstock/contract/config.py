@@ -201,7 +201,7 @@ class EngineConfig:
         " and /v1/unload_lora_adapter; nothing outside it can be named. Without it both are refused.",
         front=Front.HTTP,
     )
-    max_loras: int = _option(8, "Adapters that may be loaded at once, where --lora-dir lets more come.")
+    max_loras: int = _option(8, "Adapters that may be loaded at once.")
     max_lora_rank: int = _option(64, "The largest rank that an adapter may have; memory is planned for it.")
     kv_store: str = _option(
         "",
