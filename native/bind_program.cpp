@@ -233,6 +233,83 @@ void add_regroup(Program& program, int64_t groups, const Columns& x, const Colum
     program.operations.push_back(RegroupOperation{x, out, groups});
 }
 
+void add_adapt(Program& program, const Columns& x, const Columns& out, int site) {
+    for (const Columns* each : {&x, &out}) check_columns(program, *each);
+    require(site >= 0, "site must not be negative");
+    require(x.in != out.in, "adapters do not work in place");
+    program.operations.push_back(AdaptOperation{x, out, site});
+}
+
+LowRank& site_of(Adapter& adapter, int site) {
+    require(site >= 0 && size_t(site) < adapter.sites.size(), "an adapter has no such site");
+    return adapter.sites[size_t(site)];
+}
+
+void make_adapter(Adapter* place, int sites) {
+    require(sites >= 0 && sites < kMostRows, "there must be sites");
+    new (place) Adapter{std::vector<LowRank>(size_t(sites))};
+}
+
+void set_down(Adapter& adapter, int site, const Weight& weight) {
+    LowRank& of = site_of(adapter, site);
+    require(weight.kind == Kind::bf16 || weight.kind == Kind::f32, "adapters have bf16 or f32 weights");
+    require(of.outputs == 0, "a site has one first product");
+    of.kind = weight.kind;
+    of.outputs = weight.outputs;
+    of.inputs = weight.inputs;
+    of.down = weight.data;
+}
+
+void add_up(Adapter& adapter, int site, int64_t first, int64_t inner, const Weight& weight) {
+    LowRank& of = site_of(adapter, site);
+    require(weight.kind == of.kind, "both products of an adapter have weights of one kind");
+    require(first >= 0 && inner >= 0 && inner + weight.inputs <= of.outputs,
+            "a second product reads columns of what the first one gives");
+    of.ups.push_back({first, inner, weight.outputs, weight.inputs, weight.data});
+}
+
+// Every operation of the program finds its site in the adapter, of its sizes. Returns the widest first product.
+int64_t check_adapter(const Program& program, const Adapter& adapter) {
+    int64_t widest = 0;
+    for (const Operation& operation : program.operations) {
+        const auto* adapt = std::get_if<AdaptOperation>(&operation);
+        if (!adapt) continue;
+        require(size_t(adapt->site) < adapter.sites.size(), "an adapter lacks a site of the program");
+        const LowRank& of = adapter.sites[size_t(adapt->site)];
+        if (of.outputs == 0) continue;
+        require(of.inputs == adapt->x.width, "an adapter does not have the sizes of its operands");
+        for (const LowRank::Up& up : of.ups) {
+            require(up.first + up.outputs <= adapt->out.width, "an adapter does not have the sizes of its operands");
+        }
+        widest = std::max(widest, of.outputs);
+    }
+    return widest;
+}
+
+// From now on scratch holds what such adapters need.
+void admit_adapter(Program& program, const Adapter& adapter) {
+    program.inner = std::max(program.inner, check_adapter(program, adapter));
+}
+
+void make_adapted_tokens(AdaptedTokens* place, int64_t first, int64_t end, const Adapter& adapter) {
+    require(0 <= first && first < end, "adapted tokens begin before they end");
+    new (place) AdaptedTokens{first, end, &adapter};
+}
+
+// In ascending order, within the step, and of adapters that the program has admitted.
+std::vector<AdaptedTokens> check_adapted(const Program& program, int64_t tokens, const nb::list& given) {
+    std::vector<AdaptedTokens> adapted;
+    int64_t end = 0;
+    for (const nb::handle each : given) {
+        const auto of = nb::cast<AdaptedTokens>(each);
+        require(of.first >= end && of.end <= tokens, "adapted tokens are in order, and within the step");
+        require(check_adapter(program, *of.adapter) <= program.inner, "an adapter was not admitted to the program");
+        end = of.end;
+        adapted.push_back(of);
+    }
+    return adapted;
+}
+
 int64_t scratch_bytes(const Program& program, const Cpu& cpu, int64_t tokens, int rows, int longest) {
     require(rows >= 0 && tokens >= rows && tokens < kMostRows && longest >= 0, "sizes must not be negative");
     return program_scratch(program, tokens, rows, longest, cpu.threads());
@@ -318,7 +395,8 @@ std::vector<Rows> check_inputs(const Program& program, const nb::list& given) {
 }
 
 void run(const Program& program, const Cpu& cpu, const Step& described, const Caches& caches, const States* states,
-         const Runs* runs, uintptr_t stream, const nb::list& inputs, const Rows& out, const Memory& scratch) {
+         const Runs* runs, uintptr_t stream, const nb::list& inputs, const Rows& out, const Memory& scratch,
+         const nb::list& adapted) {
     if (described.rows == 0) return;
     const int64_t width = program.registers[kOut].width;
     Step step = described;
@@ -331,6 +409,9 @@ void run(const Program& program, const Cpu& cpu, const Step& described, const Ca
     step.scratch_bytes = scratch.bytes;
     const std::vector<Rows> given = check_inputs(program, inputs);
     step.inputs = given.data();
+    const std::vector<AdaptedTokens> tokens = check_adapted(program, step.tokens, adapted);
+    step.adapted = tokens.data();
+    step.adapted_count = int32_t(tokens.size());
     require(stream != 0, "stream must be given");
     require(out.data != nullptr && out.stride == width, "out must be given, its rows next to each other");
     check_attention(program, step, caches);
@@ -353,6 +434,12 @@ void bind_program(nb::module_& module) {
         .def("add", &Caches::add, "cache"_a);
     nb::class_<Step>(module, "Step", "The rows of a step; tensors must outlive it.")
         .def("__init__", &make_step, "rows"_a, "positions"_a, "write_slots"_a);
+    nb::class_<Adapter>(module, "Adapter", "What is added to projections, by site; weights must outlive it.")
+        .def("__init__", &make_adapter, "sites"_a)
+        .def("down", &set_down, "site"_a, "weight"_a, "The first product of a site.")
+        .def("up", &add_up, "site"_a, "first"_a, "inner"_a, "weight"_a, "A second product of a site.");
+    nb::class_<AdaptedTokens>(module, "AdaptedTokens", "Tokens [first, end) of a step have an adapter.")
+        .def("__init__", &make_adapted_tokens, "first"_a, "end"_a, "adapter"_a, nb::keep_alive<1, 4>());
     nb::class_<ProgramCost>(module, "ProgramCost", "What a step costs, by which it is shared out among threads.")
         .def_ro("layer_bytes", &ProgramCost::layer_bytes, "Weights of the layer that has most of them.")
         .def_ro("operations", &ProgramCost::operations, "For a token, attention apart.")
@@ -380,10 +467,12 @@ void bind_program(nb::module_& module) {
         .def("gate", &add_gate, "x"_a, "gate"_a, "out"_a, "kind"_a)
         .def("scale", &add_scale, "x"_a, "factor"_a, "The number at `factor` must outlive it.")
         .def("regroup", &add_regroup, "groups"_a, "x"_a, "out"_a)
+        .def("adapt", &add_adapt, "x"_a, "out"_a, "site"_a)
+        .def("admit", &admit_adapter, "adapter"_a, "Check that an adapter fits, once before steps that have it.")
         .def("cost", &program_cost)
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")
         .def("run", &run, "cpu"_a, "step"_a, "caches"_a, "states"_a.none(), "runs"_a.none(), "stream"_a,
-             "inputs"_a, "out"_a, "scratch"_a,
+             "inputs"_a, "out"_a, "scratch"_a, "adapted"_a,
              "From embeddings to what comes out; keys and values are stored, states go on.");
 }

@@ -13,7 +13,7 @@ namespace {
 
 // Scratch, one after the other, each on a cache line:
 //
-//     | areas of registers | of the linear kernels, or of experts | of attention |
+//     | areas of registers | of the linear kernels, or of experts, or of adapters | of attention |
 //
 // Where a step is shared out, each shard has all but the last of them to itself, one shard after the other.
 
@@ -59,10 +59,23 @@ int64_t most_heads_scratch(const Program& program, int64_t tokens, int threads) 
     return most;
 }
 
+// Of adapters, for one token: down(x), and what the linear kernels want. Both are multiples of 64.
+int64_t inner_stride(const Program& program) { return round_up(program.inner * int64_t(sizeof(float)), 64); }
+
+int64_t adapters_linear_stride(const Program& program) {
+    if (program.inner == 0) return 0;
+    int64_t most = program.inner;
+    for (const Operation& operation : program.operations) {
+        if (const auto* adapt = std::get_if<AdaptOperation>(&operation)) most = std::max(most, adapt->x.width);
+    }
+    return std::max(scratch_stride(Kind::f32, most), scratch_stride(Kind::bf16, most));
+}
+
 int64_t shard_scratch(const Program& program, int64_t tokens, int threads = 1) {
     const int64_t kernels = std::max({tokens * linear_stride(program),  // strides are multiples of 64
                                       most_experts_scratch(program, tokens, threads),
-                                      most_heads_scratch(program, tokens, threads)});
+                                      most_heads_scratch(program, tokens, threads),
+                                      tokens * (inner_stride(program) + adapters_linear_stride(program))});
     return areas_size(program, tokens) + kernels;
 }
 
@@ -90,7 +103,8 @@ public:
     Run(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard& shard,
         uint8_t* scratch, KvPrefetcher* prefetcher)
         : program_(program), step_(step), kernels_(kernels), pool_(pool), shard_(shard), scratch_(scratch),
-          kernel_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher) {}
+          kernel_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher),
+          inner_stride_(inner_stride(program)), adapters_stride_(adapters_linear_stride(program)) {}
 
     // Calls others.stored() once the keys and values of this shard lie in the cache, others.await() before a state is
     // read and others.publish() once it is written; goes on when they return.
@@ -124,6 +138,8 @@ public:
             regroup(*groups);
         } else if (const auto* heads = std::get_if<ProjectHeadsOperation>(&operation)) {
             project_heads(*heads);
+        } else if (const auto* site = std::get_if<AdaptOperation>(&operation)) {
+            adapt(*site);
         } else {
             attend(std::get<AttendOperation>(operation), others);
         }
@@ -185,6 +201,50 @@ private:
                 linear_kernel(kernels_, weights.kind)(call, alone);
             }
         });
+    }
+
+    // Adapters with few tokens each by one thread, several at once: a product of theirs is too small to be shared out.
+    void adapt(const AdaptOperation& by) const {
+        constexpr int64_t kFewTokens = 8;
+        int64_t tokens = 0;
+        for (int32_t i = 0; i < step_.adapted_count; i++) tokens += mine(step_.adapted[i]).tokens;
+        if (tokens == 0) return;
+        if (pool_.threads() == 1 || tokens > kFewTokens * step_.adapted_count) {
+            for (int32_t i = 0; i < step_.adapted_count; i++) adapt_tokens(by, step_.adapted[i], pool_);
+        } else {
+            pool_.run(step_.adapted_count, [&](int i) {
+                Pool alone(1);
+                adapt_tokens(by, step_.adapted[i], alone);
+            });
+        }
+    }
+
+    // Those of the tokens that are in this shard; the first is counted from the shard's.
+    struct Span {
+        int64_t token, tokens;
+    };
+    Span mine(const AdaptedTokens& of) const {
+        const int64_t first = std::max(of.first, shard_.token), end = std::min(of.end, shard_.token + shard_.tokens);
+        return {first - shard_.token, std::max<int64_t>(0, end - first)};
+    }
+
+    void adapt_tokens(const AdaptOperation& by, const AdaptedTokens& of, Pool& pool) const {
+        const LowRank& update = of.adapter->sites[size_t(by.site)];
+        const Span span = mine(of);
+        if (span.tokens == 0 || update.outputs == 0) return;
+        const Rows x = from_token(rows(by.x), span.token), out = from_token(rows(by.out), span.token);
+        const Element element = update.kind == Kind::bf16 ? Element::bf16 : Element::f32;
+        const Rows inner{kernel_scratch_ + span.token * inner_stride_, inner_stride_ / element_size(element), element};
+        uint8_t* scratch = kernel_scratch_ + shard_.tokens * inner_stride_ + span.token * adapters_stride_;
+        const LinearCall down{span.tokens,  update.outputs, update.inputs, read(x), update.down, {}, {}, inner,
+                              scratch,      {}};
+        linear_kernel(kernels_, update.kind)(down, pool);
+        for (const LowRank::Up& up : update.ups) {
+            const Rows to = from_column(out, up.first);
+            const LinearCall call{span.tokens, up.outputs, up.inputs, read(from_column(inner, up.inner)), up.weight, {},
+                                  read(to), to, scratch, {}};
+            linear_kernel(kernels_, update.kind)(call, pool);
+        }
     }
 
     void activate(const ActivationOperation& by) const {
@@ -263,6 +323,7 @@ private:
     uint8_t* scratch_;
     uint8_t* kernel_scratch_;
     KvPrefetcher* prefetcher_;  // or null
+    int64_t inner_stride_, adapters_stride_;  // bytes of scratch of adapters, for one token
 };
 
 // How far the shards of a step are, for those who must wait for another.

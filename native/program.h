@@ -142,9 +142,40 @@ struct RegroupOperation {
     int64_t groups;
 };
 
+// Adds to `out` what adapters make of x, of those tokens of a step that have one.
+struct AdaptOperation {
+    Columns x, out;
+    int32_t site;  // index into Adapter::sites
+};
+
 using Operation = std::variant<NormOperation, LinearOperation, ActivationOperation, AttendOperation, ExpertsOperation,
                                GateRowsOperation, ConvolutionOperation, RecurrenceOperation, GatedNormOperation,
-                               GateOperation, ScaleOperation, RegroupOperation, ProjectHeadsOperation>;
+                               GateOperation, ScaleOperation, RegroupOperation, ProjectHeadsOperation, AdaptOperation>;
+
+// What an adapter adds to one projection: of each `up`, its weight times some columns of down(x), to columns of what
+// the projection writes. Both weights are bf16 or both f32, and so are the numbers between them.
+struct LowRank {
+    struct Up {
+        int64_t first, inner;     // the first of its columns in the result, and in down(x)
+        int64_t outputs, inputs;
+        const uint8_t* weight;    // packed
+    };
+
+    Kind kind = Kind::f32;
+    int64_t outputs = 0, inputs = 0;   // of down; no outputs: nothing is added
+    const uint8_t* down = nullptr;     // packed
+    std::vector<Up> ups;
+};
+
+struct Adapter {
+    std::vector<LowRank> sites;
+};
+
+// Tokens [first, end) of a step have this adapter.
+struct AdaptedTokens {
+    int64_t first, end;
+    const Adapter* adapter;
+};
 
 // A recurrent state: `places` of `numbers` each.
 struct State {
@@ -159,6 +190,8 @@ struct Program {
     std::vector<int64_t> layer_starts;  // operations with which layers begin, ascending
 
     int32_t inputs = 0;  // registers that are inputs
+
+    int64_t inner = 0;  // the widest down(x) of the adapters that it was shown
 
     bool looks_ahead = false;  // whether a token sees positions after its own anywhere
 
@@ -196,6 +229,8 @@ struct Step {
     Runs runs;
     float* stream;     // [tokens][hidden]: the embeddings; used up
     const Rows* inputs;  // [tokens][.] fp32 each, of the program's inputs; used up
+    const AdaptedTokens* adapted;  // ascending, apart from each other
+    int32_t adapted_count;
     Rows out;          // [tokens][hidden]
     uint8_t* scratch;  // program_scratch() bytes, 64-byte aligned; undefined before and after
     int64_t scratch_bytes;

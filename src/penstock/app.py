@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.computing import Computing, Starting, start_computing
+from penstock.contract.adapter import adapter_option
 from penstock.contract.clock import SystemClock
 from penstock.contract.config import (
     ANY_NAME,
@@ -26,7 +27,7 @@ from penstock.contract.config import (
     options_behind,
     read_bytes,
 )
-from penstock.contract.errors import ConfigError, EngineDead
+from penstock.contract.errors import ConfigError, EngineDead, SetupError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts, readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
@@ -36,6 +37,7 @@ from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
+    AdapterFolder,
     Engine,
     EngineLoop,
     Intake,
@@ -102,8 +104,9 @@ class Assembly:
             on_rest=give_back,
         )
         room = None if memory is None else self._bound(memory)
+        folder = AdapterFolder(config.lora_dir) if config.lora_dir else None
         loop.start()
-        return LocalClient(self.intake, loop, profiles, room)
+        return LocalClient(self.intake, loop, profiles, room, folder)
 
     def _bound(self, memory: MemoryBudget) -> WaitingRoom:
         room, grammars = WaitingRoom(memory.outputs), self.computing.grammars
@@ -124,6 +127,8 @@ class Assembly:
 def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
 
+    `lora` may map names of adapters to their paths.
+
     Raises:
         ConfigError: an option is unknown, has an invalid value, or has no effect behind this front.
     """
@@ -131,6 +136,8 @@ def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     for name in options:
         if name not in known:
             raise ConfigError(name, f"is not an option; options are {', '.join(sorted(known))}")
+    if isinstance(options.get("lora"), Mapping):
+        options["lora"] = tuple(f"{name}={path}" for name, path in options["lora"].items())
     config = EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
     return replace(config, step_target_ms=0) if front is Front.NONE else config  # nobody waits for a single token there
 
@@ -186,10 +193,28 @@ def assemble(
             config = replace(config, scheduling_policy="fair" if tenants else "fcfs")
         drafter = SuffixDrafter(MemoryBudget(config.memory_limit).recent_answers) if config.speculate else None
         engine, intake = _join(config, computing, text, card, drafter, watchdog)
+        for line in _load_adapters(engine, config):
+            say(line)
     except BaseException:
         starting.close()
         raise
     return Assembly(engine, intake, card, config, tuple(report), computing, drafter)
+
+
+def _load_adapters(engine: Engine, config: EngineConfig) -> Iterator[str]:
+    """Load the operator's adapters; yields a line of the start report for each.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    for each in config.lora:
+        name, path = adapter_option(each)
+        try:
+            facts = engine.load_adapter(name, str(Path(path).expanduser().absolute()))
+        except SetupError as error:
+            raise ConfigError("lora", f"{name}: {error}") from error
+        sizes = f"rank {facts.rank}, {facts.modules} modules, {readable_bytes(facts.bytes)}"
+        yield f"adapter          {name}: {path}, {sizes}"
 
 
 def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator[str]:
@@ -223,6 +248,7 @@ def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> Model
         any_name=ANY_NAME in asked,
         embedding=model.embedding,
         generates=not facts.looks_ahead,
+        takes_adapters=facts.config.most_adapters > 0,
     )
 
 
@@ -259,7 +285,9 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
-    engine = Engine(Scheduler(scheduler_config), runner, text, recorder, SystemClock(), drafter, stored)
+    scheduler, clock = Scheduler(scheduler_config), SystemClock()
+    adapters = computing.adapting, config.most_adapters
+    engine = Engine(scheduler, runner, text, recorder, clock, drafter, stored, *adapters)
     intake = Intake(
         text,
         card,
@@ -268,6 +296,7 @@ def _join(
         lambda: secrets.randbits(62),
         config.scheduling_policy,
         computing.grammars,
+        lambda: engine.adapters.known,
     )
     return engine, intake
 

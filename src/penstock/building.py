@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.adapter_loading import adapter_slots
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
@@ -114,7 +115,8 @@ def build_runner(
     keeping = None if store is None else BlockKeeping(kv, store.blocks, store.most_bytes, states, store.states)
     slots = memory.max_num_seqs, memory.max_model_len
     drafter = None if draft is None else drafter_of(draft, loaded, memory.num_blocks, memory.block_size, *slots)
-    runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, foresees=config.speculate)
+    adapters = adapter_slots(config, loaded)
+    runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, adapters, foresees=config.speculate)
     runner.warm_up()
     facts = RunnerFacts(
         config=config,

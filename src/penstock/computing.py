@@ -19,7 +19,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts, StepCost, StepRow
-from penstock.contract.ports import OverlappingRunner, Profiler, Runner
+from penstock.contract.ports import AdaptingRunner, OverlappingRunner, Profiler, Runner
 from penstock.grammar import GrammarLibrary
 from penstock.model_text import grammars_of
 from penstock.remote import Nursery, ProcessProfiler, ProcessRunner, can_fork
@@ -41,6 +41,7 @@ class Computing:
     """A runner, in this process or another, and what belongs to it.
 
     Attributes:
+        adapting: loads adapters into the runner.
         grammars: requests are checked with them.
         cost: the cost of a step with given rows.
         close: ends the runner, and its process if it has its own.
@@ -48,6 +49,7 @@ class Computing:
     """
 
     runner: Runner | OverlappingRunner
+    adapting: AdaptingRunner
     facts: RunnerFacts
     grammars: GrammarLibrary
     profiler: Profiler
@@ -158,7 +160,7 @@ class _Here:
             take_short_turns()
             grammars.prepare()  # otherwise the first grammar would stall all streams
         planned_cost = partial(cost, loaded.program, kv_dtype=loaded.kv_dtype)
-        return Computing(runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
+        return Computing(runner, runner, facts, grammars, TorchProfiler(), planned_cost, self.close, recovers=False)
 
     def close(self) -> None:
         """Close the runner, which saves what must outlive it."""
@@ -188,9 +190,8 @@ class _Apart:
         facts = self._runner.await_ready(announce)
         planned_cost = partial(_cost_of, facts.config, self._cache_dir)
         grammars = grammars_of(text, facts.vocab_size, compiles=False)
-        return Computing(
-            self._runner, facts, grammars, ProcessProfiler(self._runner), planned_cost, self.close, recovers=True
-        )
+        profiler = ProcessProfiler(self._runner)
+        return Computing(self._runner, self._runner, facts, grammars, profiler, planned_cost, self.close, recovers=True)
 
     def close(self) -> None:
         """End the process."""

@@ -83,6 +83,8 @@ def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir
     found = []
     for choice in choices:
         config = choice.config
+        if config.most_adapters:
+            raise ConfigError("lora", "adapters are for a server of one model; serve that model alone")
         path = pull(config.model, cache_dir, show_progress=True)
         if config.draft_model:
             pull(config.draft_model, cache_dir, show_progress=True)

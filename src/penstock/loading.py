@@ -23,6 +23,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.model import KvCacheSpec, ModelShape
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.contract.scheduler_config import most_blocks
+from penstock.exec.adapters import AdapterSlots
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.device import (
     compute_threads,
@@ -54,6 +55,7 @@ from penstock.freed_memory import give_back
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.weight_memory import LARGE_PAGE
+from penstock.nn.adapters import adapter_bytes, adapters_step_bytes
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
 from penstock.nn.reference import ReferenceExecutor
 from penstock.nn.working_memory import step_bytes, table_bytes
@@ -162,6 +164,7 @@ class LoadedModel:
         states: StateStore | None = None,
         keeping: BlockKeeping | None = None,
         drafter: RowGuesser | None = None,
+        adapters: AdapterSlots | None = None,
         *,
         foresees: bool = False,
     ) -> TorchRunner:
@@ -182,6 +185,7 @@ class LoadedModel:
             self.embedding_layers,
             keeping,
             drafter,
+            adapters,
             foresees=foresees,
         )
 
@@ -234,7 +238,16 @@ class PlannedModel:
         shape, window = self.program.shape, self.program.window
         held = blocks * config.block_size if window is None else shape.max_positions  # with a window, blocks are freed
         angles = table_bytes(self.program, config.max_model_len or held)
-        return MemoryNeeds(self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages, angles)
+        sizes = self.weight_bytes, self.packing_bytes, step, block, config.block_size, blocks, pages, angles
+        return MemoryNeeds(*sizes, self._adapters(config))
+
+    def _adapters(self, config: EngineConfig) -> int:
+        """Memory of as many adapters as there may be, and of a step with them."""
+        if not config.most_adapters:
+            return 0
+        rank, itemsize = config.max_lora_rank, self.choices.dtype.itemsize
+        step = config.max_num_batched_tokens * adapters_step_bytes(self.program, rank)
+        return step + config.most_adapters * adapter_bytes(self.program, rank, itemsize)
 
     @property
     def _caches(self) -> tuple[KvCacheSpec, ...]:

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from command_line import only_line, penstock, started
 from example_scripts import run_here
+from tiny_adapters import linear_modules, load_with_adapters, write_adapter
+from tiny_checkpoints import write_lettered
 
 from penstock.kernels import native
 
@@ -68,14 +70,15 @@ def test_the_version():
 
 
 NOBODY_ASKS = {"served_model_name", "scheduling_policy", "max_queued_requests", "max_queued_tokens", "tool_call_parser"}
-NOBODY_ASKS |= {"runner", "standby", "step_target_ms", "max_queue_seconds", "memory_limit"}
+NOBODY_ASKS |= {"runner", "standby", "step_target_ms", "max_queue_seconds", "memory_limit", "lora_dir"}
 """Options that mean nothing where one asks whom nobody waits beside, by no name, and who offers no tools."""
 
 OWN_DEFAULTS = {"run-batch": {"step_target_ms": 0}}
 
 
 @pytest.mark.parametrize(
-    ("command", "unread"), [("serve", set()), ("run-batch", set()), ("chat", NOBODY_ASKS), ("generate", NOBODY_ASKS)]
+    ("command", "unread"),
+    [("serve", set()), ("run-batch", {"lora_dir"}), ("chat", NOBODY_ASKS), ("generate", NOBODY_ASKS)],
 )
 def test_help_shows_every_option_of_the_engine_that_the_command_reads_with_its_default(command, unread):
     from dataclasses import fields
@@ -351,3 +354,17 @@ def test_help_says_what_model_may_be_and_has_its_own_options_before_the_shared_o
     assert shown.index("--help", shown.index("Options:")) < shown.index("Engine:") < shown.index("--threads")
     assert ".gguf" in shown
     assert shown.count("MODEL  ") == 1
+
+
+def test_a_command_of_one_prompt_takes_one_adapter(tmp_path, refused):
+    (tmp_path / "model").mkdir()
+    model = write_lettered(tmp_path / "model", "llama", "wide_heads_untied")
+    modules = linear_modules(load_with_adapters(model).program)
+    adapter = write_adapter(tmp_path / "adapter", modules, strength=3.0)
+    asked = ("generate", str(model), "-p", "the sea", "--max-tokens", "12", "--temperature", "0", "--ignore-eos")
+    bare, adapted = (penstock(*asked, *more) for more in ((), ("--lora", f"poet={adapter}")))
+    assert (bare.returncode, adapted.returncode) == (0, 0), adapted.stderr
+    assert bare.stdout != adapted.stdout
+    two = ("--lora", f"a={adapter}", "--lora", f"b={adapter}")
+    assert "--lora: names several adapters" in refused(*asked, *two)
+    assert "--lora: " in refused(*asked, "--lora", str(adapter))

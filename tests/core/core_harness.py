@@ -63,7 +63,7 @@ def answer(req: SequenceRequest, cfg: SchedulerConfig) -> tuple[tuple[int, ...],
     if req.embedding is not None:
         return (), FinishReason.STOP, -1
     room, stateful = min(req.stop.max_tokens, cfg.max_model_len - len(req.prompt)), cfg.checkpoints is not None
-    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice, cfg.window, stateful)
+    tokens = golden(req.prompt, room, VOCAB, req.sampling, req.choice, cfg.window, stateful, req.adapter)
     for count, token in enumerate(tokens, start=1):
         if token in req.stop.token_ids and count >= req.stop.min_tokens:
             return tokens[:count], FinishReason.STOP, token
@@ -86,7 +86,8 @@ class FakeDrafter:
     def draft(self, req: SequenceRequest, known: int, cfg: SchedulerConfig) -> tuple[int, ...]:
         count = self._count or self._rng.randint(1, 5)
         stateful = cfg.checkpoints is not None
-        tokens = golden(req.prompt, known + count, VOCAB, req.sampling, req.choice, cfg.window, stateful)[known:]
+        of = req.sampling, req.choice, cfg.window, stateful, req.adapter
+        tokens = golden(req.prompt, known + count, VOCAB, *of)[known:]
         return tuple(t if self._rng.random() < self._right else (t + 1) % VOCAB for t in tokens)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +32,18 @@ def test_keys_are_equal_exactly_for_equal_prefixes(one, other, salt_one, salt_ot
 def test_roots_do_not_confuse_the_model_with_the_salt(root_one, salt_one, root_other, salt_other):
     same = (root_one, salt_one) == (root_other, salt_other)
     assert (root_key(root_one, salt_one) == root_key(root_other, salt_other)) == same
+
+
+@given(st.text(max_size=3), st.text(max_size=3), st.sampled_from(["", "1a", "1b"]), st.sampled_from(["", "1a"]))
+def test_an_adapter_has_roots_of_its_own(salt_one, salt_other, adapter_one, adapter_other):
+    same = (salt_one, adapter_one) == (salt_other, adapter_other)
+    assert (root_key(b"m", salt_one, adapter_one) == root_key(b"m", salt_other, adapter_other)) == same
+
+
+def test_without_an_adapter_a_root_is_as_it_always_was():
+    """Blocks that an earlier version stored are found."""
+    message = struct.pack("<Q", 1) + b"m" + struct.pack("<Q", 1) + b"s"
+    assert root_key(b"m", "s") == hashlib.blake2b(message, digest_size=32, person=b"penstock root").digest()
 
 
 def test_token_ids_have_a_fixed_width():

@@ -89,7 +89,7 @@ def take_no_hold_of_a_hit(patch):
 
 
 def forget_the_salt(patch):
-    patch(scheduler, "root_key", lambda root, salt: block_keys.root_key(root, ""))
+    patch(scheduler, "root_key", lambda root, salt, *adapter: block_keys.root_key(root, "", *adapter))
 
 
 def forget_the_parent(patch):

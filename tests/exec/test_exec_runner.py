@@ -51,7 +51,7 @@ class ToyLM:
         self.poison = poison
         self.logit_rows = []
 
-    def forward(self, token_ids, positions, attend):
+    def forward(self, token_ids, positions, attend, adapted=()):
         x = self.embedding[token_ids] + self.positions[positions]
         if self.poison is not None:
             x = x.masked_fill((token_ids == self.poison)[:, None], float("nan"))

@@ -59,7 +59,12 @@ QUEUE = {
     "step_target_ms": 50,
     "max_queue_seconds": 9,
 }
-HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority", "memory_limit": 64 << 20}
+HTTP = {
+    "served_model_name": ("mine",),
+    "lora_dir": "adapters",
+    "scheduling_policy": "priority",
+    "memory_limit": 64 << 20,
+}
 
 
 @pytest.mark.parametrize(("library", "unread"), [(LLM, QUEUE | HTTP), (AsyncLLM, HTTP)])

@@ -93,7 +93,7 @@ def test_its_logits_are_those_of_transformers_modules(target, tmp_path, kind):
     ids, places = torch.tensor(TOKENS), torch.arange(len(TOKENS))
     states = torch.empty(len(TOKENS), len(layers) * program.shape.hidden_size)
     with torch.inference_mode():
-        out = watched.forward(ids, places, DenseAttention(), states)
+        out = watched.forward(ids, places, DenseAttention(), taps=states)
         assert torch.equal(out, plain.forward(ids, places, DenseAttention()))
         torch.testing.assert_close(states, want.states(TOKENS), atol=1e-4, rtol=0)
         hidden = watched.backend.linear(states, head.joined, head.joined_bias)[:-1]
@@ -125,16 +125,16 @@ def test_what_layers_read_is_handed_out_of_one_compiled_call(target, tmp_path, f
     count = len(TOKENS)
     ids, places, width = torch.tensor(TOKENS), torch.arange(count), program.shape.hidden_size
     taps = torch.full((count, 3 * width), torch.nan)
-    got = compiled.forward(ids, places, paged(program, count), taps)
+    got = compiled.forward(ids, places, paged(program, count), taps=taps)
     assert torch.equal(got, plain.forward(ids, places, paged(program, count)))
     assert torch.equal(got, compiled.forward(ids, places, paged(program, count))), "nobody has to read them"
     wanted = torch.empty_like(taps)
     with torch.inference_mode():
-        reference.forward(ids, places, DenseAttention(), wanted)
+        reference.forward(ids, places, DenseAttention(), taps=wanted)
     scale = float(wanted.abs().max())
     assert float((taps - wanted).abs().max()) < 0.08 * scale
     with pytest.raises(ValueError, match="taps must be"):
-        compiled.forward(ids, places, paged(program, count), taps[:, :-2])
+        compiled.forward(ids, places, paged(program, count), taps=taps[:, :-2])
 
 
 def written(target: Path, folder: Path, *, drop: str = "", **changes) -> Path:

@@ -13,7 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, RequestError
+from penstock.contract.adapter import AdapterFacts
+from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, RequestError, UnknownModel
 from penstock.contract.events import (
     ChoiceDelta,
     ChoiceFinished,
@@ -25,7 +26,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.measurements import DraftCount, Histogram, Measurements
+from penstock.contract.measurements import AdaptersInUse, DraftCount, Histogram, Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
 
@@ -108,7 +109,8 @@ def nothing_measured(**known: object) -> Measurements:
     """Ones and empty histograms, but for what is known."""
     empty = Histogram((1.0,), (0, 0), 0.0)
     fields = {each.name: empty if each.type == "Histogram" else 1 for each in dataclasses.fields(Measurements)}
-    return Measurements(**fields | {"finished": (("stop", 1),), "drafts": (("suffix", DraftCount(1, 4, 3)),)} | known)
+    counted = {"finished": (("stop", 1),), "drafts": (("suffix", DraftCount(1, 4, 3)),)}
+    return Measurements(**fields | counted | {"adapters": AdaptersInUse(4, ("poet",), ("clerk", "poet"))} | known)
 
 
 @dataclass
@@ -124,12 +126,13 @@ class ScriptedEngine:
     resets: int = 0
     profiling: bool = False
     stuck: bool = False
+    loaded: dict[str, AdapterFacts] = field(default_factory=dict)
     full: dict[str, Overloaded] = field(default_factory=dict)
 
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
         self.resets, self.stuck, self.profiling = 0, False, False
-        for record in (self.requests, self.live, self.left, self.full):
+        for record in (self.requests, self.live, self.left, self.full, self.loaded):
             record.clear()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Output]:
@@ -178,6 +181,22 @@ class ScriptedEngine:
     async def reset_prefix_cache(self) -> None:
         await self.heartbeat()
         self.resets += 1
+
+    def adapters(self) -> dict[str, AdapterFacts]:
+        return dict(self.loaded)
+
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        await self.heartbeat()
+        if name in self.loaded:
+            raise InvalidParameter("lora_name", "an adapter of this name is loaded already", code="adapter_loaded")
+        self.loaded[name] = AdapterFacts(name, path, "00", rank=8, modules=3, bytes=640, created=1_700_000_001)
+        return self.loaded[name]
+
+    async def unload_adapter(self, name: str) -> None:
+        await self.heartbeat()
+        if name not in self.loaded:
+            raise UnknownModel(name)
+        del self.loaded[name]
 
     async def start_profile(self) -> None:
         await self.heartbeat()

@@ -101,6 +101,8 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/reset_prefix_cache",
         "/start_profile",
         "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
         "/metrics",
         "/engine/sampling",
     }

@@ -77,7 +77,7 @@ class RowLM:
     def linear(self, rows, weight):
         return torch.stack([(weight * row).sum(-1) for row in rows])
 
-    def forward(self, token_ids, positions, attend):
+    def forward(self, token_ids, positions, attend, adapted=()):
         x = self.embedding[token_ids] + self.positions[positions]
         for layer in range(SHAPE.num_layers):
             heads = self.linear(x, self.qkv[layer]).view(len(x), -1, SHAPE.head_dim)

@@ -43,7 +43,8 @@ def _schema(field: Field, card: ModelCard, lengths: Mapping[str, int]) -> JsonOb
         return bounded
     match field.name:
         case "model":
-            return {"type": "string"} if card.any_name else {"type": "string", "enum": list(card.names)}
+            any_name = card.any_name or card.takes_adapters
+            return {"type": "string"} if any_name else {"type": "string", "enum": list(card.names)}
         case "reasoning_effort":
             return schema | {"enum": _allowed(effort_variables, card)}
         case "output_config":

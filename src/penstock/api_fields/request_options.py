@@ -178,7 +178,7 @@ def served_name(body: JsonObject, card: ModelCard, limits: RequestLimits) -> str
     if len(asked) > limits.max_name_chars:
         raise InvalidParameter("model", f"model may have at most {limits.max_name_chars} characters.")
     if not card.answers_to(asked):
-        raise UnknownModel(printable(asked), *card.names)
+        raise UnknownModel(printable(asked), *card.names, *card.adapters)
     return asked
 
 

@@ -18,7 +18,7 @@ from penstock.cli import bench_kernels, bench_quality, bench_serve, bench_specul
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
+from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 
@@ -32,7 +32,11 @@ def _several(flag: str, name: str, default: tuple[int, ...], help_text: str, lea
 
 
 # Engine options without effect in a measurement: prompts are token ids, all of one rank, and none is queued.
-LEFT_OUT = NOT_OFFLINE | {"model", "tool_call_parser", "reasoning_parser", "chat_template", "generation_config"}
+LEFT_OUT = (
+    NOT_OFFLINE
+    | ADAPTER_OPTIONS
+    | {"model", "tool_call_parser", "reasoning_parser", "chat_template", "generation_config"}
+)
 STREAMS = _several("--streams", "streams", (1, 8, 32), "Requests at once.")
 REPEATS = click.option(
     "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each size; medians are reported."

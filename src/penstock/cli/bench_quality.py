@@ -15,7 +15,7 @@ from penstock.bench.machine import load_average, provenance
 from penstock.bench.variants import VARIANTS
 from penstock.cli.bench_report import json_option, report
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
+from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
@@ -27,21 +27,25 @@ if TYPE_CHECKING:
 __all__ = ["command", "cut_text", "progress", "quality_options", "quality_record"]
 
 # Engine options without effect in a measurement of quality.
-_LEFT_OUT = NOT_OFFLINE | {
-    "model",
-    "quantization",
-    "max_model_len",
-    "kv_cache_memory",
-    "max_num_seqs",
-    "prefix_caching",
-    "draft_model",
-    "tool_call_parser",
-    "reasoning_parser",
-    "tokenizer",
-    "chat_template",
-    "generation_config",
-    "record",
-}
+_LEFT_OUT = (
+    NOT_OFFLINE
+    | ADAPTER_OPTIONS
+    | {
+        "model",
+        "quantization",
+        "max_model_len",
+        "kv_cache_memory",
+        "max_num_seqs",
+        "prefix_caching",
+        "draft_model",
+        "tool_call_parser",
+        "reasoning_parser",
+        "tokenizer",
+        "chat_template",
+        "generation_config",
+        "record",
+    }
+)
 _OPTIONS = (
     click.option(
         "--quantization",

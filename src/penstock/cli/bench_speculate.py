@@ -16,13 +16,15 @@ from penstock.bench.speculation_tasks import TASKS
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
+from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 
 __all__ = ["command"]
 
-_LEFT_OUT = NOT_OFFLINE | {"model", "speculate", "tool_call_parser", "reasoning_parser", "generation_config"}
+_LEFT_OUT = (
+    NOT_OFFLINE | ADAPTER_OPTIONS | {"model", "speculate", "tool_call_parser", "reasoning_parser", "generation_config"}
+)
 
 
 @click.command("speculate", cls=SectionedCommand)

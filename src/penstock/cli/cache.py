@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
+from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
@@ -23,11 +23,23 @@ NOT_RIGHT = 1
 _STORE = click.option("--kv-store", default="auto", show_default=True, help="As for `penstock serve`.")
 
 # Engine options that do not matter to a verification: names, queues and parsers of answers.
-_LEFT_OUT = NOT_OFFLINE | {
-    *("model", "kv_store", "kv_store_bytes", "kv_cache_memory", "max_num_seqs", "prefix_caching", "tool_call_parser"),
-    *("reasoning_parser", "tokenizer", "chat_template", "generation_config", "record", "state_checkpoint_interval"),
-    "draft_model",
-}
+_LEFT_OUT = (
+    NOT_OFFLINE
+    | ADAPTER_OPTIONS
+    | {
+        *(
+            "model",
+            "kv_store",
+            "kv_store_bytes",
+            "kv_cache_memory",
+            "max_num_seqs",
+            "prefix_caching",
+            "tool_call_parser",
+        ),
+        *("reasoning_parser", "tokenizer", "chat_template", "generation_config", "record", "state_checkpoint_interval"),
+        "draft_model",
+    }
+)
 
 
 @click.group("cache")

@@ -17,7 +17,7 @@ from penstock.cli.chat_session import NOT_IN_CHAT, SETTABLE, Conversation, Reply
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
@@ -86,11 +86,12 @@ def _partner(context: click.Context, config: EngineConfig, base_url: str, api_ke
         return
     if api_key:
         raise ConfigError("api_key", "has no meaning without --base-url")
+    adapter = only_adapter(config)
     with lasting_imports():
         from penstock.llm.offline import LLM  # imports torch: too slow for --help
     tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
-        yield EnginePartner(llm)
+        yield EnginePartner(llm, adapter)
 
 
 def _given(context: click.Context, name: str) -> bool:

@@ -61,18 +61,19 @@ class Partner(Protocol):
 
 
 class EnginePartner:
-    """The engine in this process."""
+    """The engine in this process; `adapter` is the one that answers beside the model, "" for none."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, adapter: str = "") -> None:
         self._llm = llm
-        self.name = llm.card.name
+        self._adapter = adapter
+        self.name = adapter or llm.card.name
         self.context = llm.card.max_model_len
 
     def stream(self, messages: Sequence[Message], params: Mapping[str, Any]) -> Generator[Piece]:
         """See `Partner.stream`."""
         llm = self._llm
         chosen = SamplingParams.from_fields(dict(llm.card.sampling_defaults) | {"max_tokens": None} | dict(params))
-        request_id = llm.add_request(ChatPrompt(tuple(messages)), chosen)
+        request_id = llm.add_request(ChatPrompt(tuple(messages)), chosen, adapter=self._adapter)
         said, thought = 0, 0
         try:
             while llm.has_unfinished_requests():

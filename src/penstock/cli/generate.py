@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
 from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
@@ -73,6 +73,7 @@ def command(
         raise ConfigError("--output", "--input and --output belong together")
     (config,) = build_configs(context, EngineConfig)
     sampling_params(context)  # a mistake is told before the model is loaded
+    adapter = only_adapter(config)
     jobs = read_jobs(source, given_sampling(context), chat) if source is not None else []
     with lasting_imports():
         from penstock.llm.offline import LLM  # imports torch: too slow for --help
@@ -80,16 +81,17 @@ def command(
     tell_torch_computes(config.device)
     with LLM(**library_options(config)) as llm:
         if target is not None:
-            run_jobs(llm, jobs, target)
+            run_jobs(llm, jobs, target, adapter)
             return
         content = sys.stdin.read() if text == "-" else str(text)
         params = sampling_params(context, llm.card.sampling_defaults)
-        show_one(llm, as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content), params)
+        asked = as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content)
+        show_one(llm, asked, params, adapter)
 
 
-def show_one(llm: LLM, asked: Prompt, params: SamplingParams) -> None:
+def show_one(llm: LLM, asked: Prompt, params: SamplingParams, adapter: str = "") -> None:
     """Stream one prompt's first choice to the terminal; several choices are printed whole, one after the other."""
-    llm.add_request(asked, params)
+    llm.add_request(asked, params, adapter=adapter)
     shown = 0
     final: list[RequestOutput] = []
     while llm.has_unfinished_requests():
@@ -172,7 +174,7 @@ def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool)
     return Job(key, asked, sampling | fields)
 
 
-def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
+def run_jobs(llm: LLM, jobs: list[Job], target: Path, adapter: str = "") -> None:
     """Generate results that the output does not hold yet, appending each as soon as it is complete."""
     done = finished_keys(target)
     rest = [job for job in jobs if job.key not in done]
@@ -182,13 +184,13 @@ def run_jobs(llm: LLM, jobs: list[Job], target: Path) -> None:
         target.open("a", encoding="utf-8") as out,
         tqdm(total=len(jobs), initial=len(jobs) - len(rest), desc="Generating", unit="prompt") as bar,
     ):
-        for record in records(llm, rest):
+        for record in records(llm, rest, adapter):
             out.write(json.dumps(record, ensure_ascii=False) + "\n")
             out.flush()
             bar.update()
 
 
-def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
+def records(llm: LLM, jobs: list[Job], adapter: str = "") -> Iterator[dict[str, Any]]:
     """Yield results in the order of completion. A prompt that cannot be served has its error as its result."""
     keys: dict[str, str] = {}
     defaults = dict(llm.card.sampling_defaults)
@@ -197,7 +199,8 @@ def records(llm: LLM, jobs: list[Job]) -> Iterator[dict[str, Any]]:
             yield {"id": job.key, "error": job.error}
             continue
         try:
-            keys[llm.add_request(job.asked, SamplingParams.from_fields(defaults | job.sampling))] = job.key
+            params = SamplingParams.from_fields(defaults | job.sampling)
+            keys[llm.add_request(job.asked, params, adapter=adapter)] = job.key
         except RequestError as error:
             yield {"id": job.key, "error": str(error)}
         while len(keys) >= READ_AHEAD:

@@ -17,7 +17,7 @@ from penstock.contract.hosting import ModelChoice
 __all__ = ["choose_models"]
 
 _FILE_OPTION = "--models-file"
-_OF_ONE = ("served_model_name", "tokenizer", "chat_template", "draft_model", "record")
+_OF_ONE = ("served_model_name", "tokenizer", "chat_template", "draft_model", "lora", "lora_dir", "record")
 """Options that say something of one model: of several, each may have its own in the file."""
 _OF_ALL = {"memory_limit"}
 """Options of the engine that are one for the whole server."""
@@ -79,6 +79,7 @@ def _from_entry(
     idle = options.pop("unload_after", hosting.unload_after)
     if idle < 0:
         raise ConfigError("unload_after", f"must be a number from 0 up, got {idle} (in {path})")
-    if "served_model_name" in options:
-        options["served_model_name"] = tuple(options["served_model_name"])
+    for name in ("served_model_name", "lora"):
+        if name in options:
+            options[name] = tuple(options[name])
     return ModelChoice(replace(config, **options), pinned, idle)

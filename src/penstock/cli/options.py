@@ -16,13 +16,26 @@ import click
 import yaml
 
 from penstock.cli.sections import SectionedOption, model_argument
+from penstock.contract.adapter import adapter_option
 from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, HostingConfig, options_behind, read_bytes
 from penstock.contract.errors import ConfigError
 
-__all__ = ["NOT_OFFLINE", "build_configs", "config_options", "library_options", "read_options", "read_yaml"]
+__all__ = [
+    "ADAPTER_OPTIONS",
+    "NOT_OFFLINE",
+    "build_configs",
+    "config_options",
+    "library_options",
+    "only_adapter",
+    "read_options",
+    "read_yaml",
+]
 
 NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Front.NONE)
 """Engine options without effect in commands that step the engine themselves."""
+
+ADAPTER_OPTIONS = frozenset({"lora", "max_loras", "max_lora_rank"})
+"""Engine options of commands whose requests may name an adapter."""
 
 ALIASES = {"tokenizer": ("--tokenizer-name",)}
 """Alternative spellings of options: RoseInfer's."""
@@ -35,6 +48,8 @@ METAVARS = {
     "api_key_file": "FILE",
     "otlp_traces_endpoint": "URL",
     "profile_dir": "DIRECTORY",
+    "lora": "NAME=DIRECTORY",
+    "lora_dir": "DIRECTORY",
 }
 
 
@@ -98,7 +113,7 @@ def _option(field: Field[Any], default: Any, section: str) -> Callable[[Any], An
             field.name,
             type=str,
             multiple=True,
-            metavar="NAME",
+            metavar=METAVARS.get(field.name, "NAME"),
             help=help_text,
             cls=SectionedOption,
             section=section,
@@ -138,6 +153,17 @@ def build_configs(context: click.Context, *classes: type) -> list[Any]:
 def library_options(config: EngineConfig) -> dict[str, Any]:
     """The options of a configuration that `LLM` takes."""
     return {name: getattr(config, name) for name in options_behind(Front.NONE)}
+
+
+def only_adapter(config: EngineConfig) -> str:
+    """The name of the adapter that a command of one conversation or prompt uses; "" for none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    if len(config.lora) > 1:
+        raise ConfigError("lora", "names several adapters; this command uses one")
+    return adapter_option(config.lora[0])[0] if config.lora else ""
 
 
 def read_options(context: click.Context, content: object, known: Set[str], path: Path, option: str) -> dict[str, Any]:

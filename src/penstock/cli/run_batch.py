@@ -53,7 +53,9 @@ __all__ = ["command"]
     show_default=True,
     help="Lines under way at once: enough to keep every slot busy. Memory grows with it, not with the file.",
 )
-@config_options(EngineConfig, defaults={"step_target_ms": 0})  # nobody waits for a single token here
+@config_options(
+    EngineConfig, leave_out=frozenset({"model", "lora_dir"}), defaults={"step_target_ms": 0}
+)  # nobody waits for a single token here
 @click.pass_context
 def command(
     context: click.Context,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
 from penstock.cli.imports import lasting_imports
-from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
+from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
 from penstock.contract.config import EngineConfig
@@ -27,16 +27,20 @@ __all__ = ["command"]
 NOT_PROVED = 1
 
 # Engine options that do not matter to a verification: names, queues and parsers of answers.
-_LEFT_OUT = NOT_OFFLINE | {
-    "model",
-    "max_model_len",
-    "tool_call_parser",
-    "reasoning_parser",
-    "tokenizer",
-    "chat_template",
-    "generation_config",
-    "record",
-}
+_LEFT_OUT = (
+    NOT_OFFLINE
+    | ADAPTER_OPTIONS
+    | {
+        "model",
+        "max_model_len",
+        "tool_call_parser",
+        "reasoning_parser",
+        "tokenizer",
+        "chat_template",
+        "generation_config",
+        "record",
+    }
+)
 
 
 @click.command("verify", cls=SectionedCommand)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
+from penstock.contract.adapter import adapter_option
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS
 from penstock.contract.memory_budget import LEAST_BYTES
@@ -190,6 +191,19 @@ class EngineConfig:
         " often as that saves time; named as MODEL is. No answer is any different. Not for a model with a window in"
         " every layer.",
     )
+    lora: tuple[str, ...] = _option(
+        (),
+        "A LoRA adapter to load at the start, as NAME=DIRECTORY in PEFT's layout or NAME=FILE.gguf; requests choose it"
+        " by its name. May be given several times.",
+    )
+    lora_dir: str = _option(
+        "",
+        "Folder of adapters that an admin may load and unload while the server runs, with POST /v1/load_lora_adapter"
+        " and /v1/unload_lora_adapter; nothing outside it can be named. Without it both are refused.",
+        front=Front.HTTP,
+    )
+    max_loras: int = _option(8, "Adapters that may be loaded at once.")
+    max_lora_rank: int = _option(64, "The largest rank that an adapter may have; memory is planned for it.")
     kv_store: str = _option(
         "",
         "Where KV blocks are kept in files, for prompts that begin alike after a restart, and in other processes: a"
@@ -290,6 +304,8 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_queued_requests",
             "max_queued_tokens",
+            "max_loras",
+            "max_lora_rank",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
@@ -299,6 +315,25 @@ class EngineConfig:
             raise ConfigError("draft_model", "would do nothing: guesses are off (speculate)")
         if self.memory_limit and self.memory_limit < LEAST_BYTES:
             raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        try:
+            names = [adapter_option(each)[0] for each in self.lora]
+        except (TypeError, ValueError) as error:
+            raise ConfigError("lora", str(error)) from error
+        if len(set(names)) < len(names):
+            raise ConfigError("lora", f"two adapters would have one name: {', '.join(names)}")
+        if len(names) > self.max_loras:
+            raise ConfigError("lora", f"names {len(names)} adapters, and max_loras is {self.max_loras}")
+        twice = set(names).intersection(self.served_model_name)
+        if twice:
+            raise ConfigError("lora", f"an adapter would be called as the model is: {min(twice)}")
+
+    @property
+    def most_adapters(self) -> int:
+        """How many adapters may be loaded at once; 0 if none ever is."""
+        return self.max_loras if self.lora_dir else len(self.lora)
 
     @property
     def checkpoint_interval(self) -> int:

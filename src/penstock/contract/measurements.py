@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.contract.stats import SchedulerStats
 
-__all__ = ["UNTIMED", "DraftCount", "Histogram", "Measurements", "Timings"]
+__all__ = ["UNTIMED", "AdaptersInUse", "DraftCount", "Histogram", "Measurements", "Timings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,20 @@ class DraftCount(NamedTuple):
     accepted: int = 0
 
 
+class AdaptersInUse(NamedTuple):
+    """The adapters of sequences, by name.
+
+    Attributes:
+        most: how many may be loaded at once.
+        running: those of sequences that hold a slot.
+        waiting: those of sequences that wait for one.
+    """
+
+    most: int
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements(SchedulerStats):
     """The engine after a step: what it holds, and what it did since it was started.
@@ -115,6 +129,7 @@ class Measurements(SchedulerStats):
         failed_steps: steps that failed as a whole, and whose rows were computed again.
         lost_runners: processes that computed and are gone, and were followed by another.
         drafts: (drafter, what came of its guesses), a pair for each that has guessed.
+        adapters: which adapters are in use; None of an engine that takes none.
         store_written: KV blocks that are in files now, by the process that computes now.
         store_dropped: those that were handed out again before they were written.
         store_failed: those that the disk did not take.
@@ -173,3 +188,4 @@ class Measurements(SchedulerStats):
     request_choices: Histogram
     request_longest_choice: Histogram
     step_tokens: Histogram
+    adapters: AdaptersInUse | None = None

@@ -196,6 +196,8 @@ class ModelCard:
         embedding: how embeddings are made if a request does not say.
         any_name: whether requests may use any name for the model.
         generates: whether it generates text; False for a model that only embeds.
+        takes_adapters: whether requests may name an adapter in place of the model.
+        adapters: the adapters that they may name now.
     """
 
     name: str
@@ -212,6 +214,8 @@ class ModelCard:
     any_name: bool = False
     embedding: EmbeddingSpec = field(default_factory=EmbeddingSpec)
     generates: bool = True
+    takes_adapters: bool = False
+    adapters: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -220,4 +224,4 @@ class ModelCard:
 
     def answers_to(self, name: str) -> bool:
         """Whether a request may use this name."""
-        return self.any_name or name in self.names
+        return self.any_name or name in self.names or name in self.adapters

@@ -74,6 +74,7 @@ class Admit:
         checkpoint: the checkpoint slot with the recurrent state after `computed` positions; -1 if `computed` is 0 or
             the model carries none.
         followed: whether a predictor of the model's own follows the sequence: from here on, or never.
+        adapter: the name of the sequence's adapter; "" for none.
     """
 
     slot: int
@@ -91,6 +92,7 @@ class Admit:
     thinking: ThinkingBudget | None = None
     checkpoint: int = -1
     followed: bool = True
+    adapter: str = ""
 
 
 class Draftable(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
@@ -17,6 +18,7 @@ from penstock.contract.stats import SchedulerStats
 from penstock.contract.thinking import ThinkingBudget
 
 __all__ = [
+    "AdaptingRunner",
     "Clock",
     "Drafter",
     "EngineClient",
@@ -79,6 +81,27 @@ class OverlappingRunner(Protocol):
 
     def reset(self) -> bool:
         """As `Runner.reset`; also forgets the plans that were started."""
+        ...
+
+
+class AdaptingRunner(Protocol):
+    """A runner whose model may be adapted, beside its other ports. `reset` leaves its adapters loaded."""
+
+    def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """Load an adapter, which plans may name from now on; between two steps.
+
+        Args:
+            name: one that no loaded adapter has.
+            path: where its files are.
+
+        Raises:
+            SetupError: it cannot be used.
+            EngineFault: it could not be loaded; nothing is wrong with it.
+        """
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; sequences that were admitted with it and are not released yet keep it."""
         ...
 
 
@@ -199,6 +222,28 @@ class EngineClient(Protocol):
 
         Raises:
             EngineDead: the engine is dead.
+        """
+        ...
+
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """The adapters that requests may name, in the order in which they were loaded. Waits for nothing."""
+        ...
+
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """Load an adapter from the operator's folder for them, by a path in it.
+
+        Raises:
+            RequestError: the name is taken, there is no room, or the adapter or its path cannot be used.
+            EngineFault: it could not be loaded, or the engine is dead.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Take no more requests for an adapter, and unload it when those that use it have ended; waits for that.
+
+        Raises:
+            UnknownModel: no adapter has this name.
+            EngineFault: the engine is dead.
         """
         ...
 

@@ -140,6 +140,7 @@ class EngineRequest:
             then; whoever reads the outputs ends it.
         most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
             around it; 0 cuts nothing.
+        adapter: the name of the adapter that computes it beside the model; "" for the model alone.
     """
 
     id: str
@@ -161,6 +162,7 @@ class EngineRequest:
     running_usage: bool = False
     drawn_seed: int | None = None
     max_seconds: float = 0.0
+    adapter: str = ""
 
     @property
     def candidates(self) -> int:
@@ -185,6 +187,8 @@ class SequenceRequest:
         embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
             `Pooling.MEAN` every position of it must be (`fresh_prompt`). None where tokens are wanted.
         thinking: how much reasoning it may hold; None for any.
+        adapter: the name of its adapter; "" for none.
+        adapter_digest: identifies the contents of the adapter, so that KV blocks are shared under the same one only.
     """
 
     id: str
@@ -201,3 +205,5 @@ class SequenceRequest:
     grammar: Grammar | None = None
     embedding: EmbeddingSpec | None = None
     thinking: ThinkingBudget | None = None
+    adapter: str = ""
+    adapter_digest: str = ""

@@ -1,4 +1,4 @@
-"""Names for KV blocks: a key says exactly which tokens, after which tokens, under which salt and model, a block holds.
+"""Names for KV blocks: a key says exactly which tokens, after which tokens, under which salt, model and adapter.
 
 Decides when two blocks hold the same KV. Knows nothing of where blocks live. Invariants: a key names a full block,
 never a part of one; the bytes that are hashed can be read back in one way only (lengths and token ids have a fixed
@@ -16,10 +16,15 @@ __all__ = ["KeyChain", "block_key", "root_key"]
 KEY_BYTES = 32
 
 
-def root_key(model_digest: bytes, salt: str) -> bytes:
-    """The parent of every first block: sequences of another model or another salt start from another root."""
-    named = salt.encode("utf-8", "surrogatepass")
-    message = struct.pack("<Q", len(model_digest)) + model_digest + struct.pack("<Q", len(named)) + named
+def root_key(model_digest: bytes, salt: str, adapter_digest: str = "") -> bytes:
+    """The parent of every first block: sequences of another model, salt or adapter start from another root.
+
+    Without an adapter it is the same as before there were adapters: blocks that were stored then are found.
+    """
+    named = [model_digest, salt.encode("utf-8", "surrogatepass")]
+    if adapter_digest:
+        named.append(adapter_digest.encode())
+    message = b"".join(struct.pack("<Q", len(each)) + each for each in named)
     return hashlib.blake2b(message, digest_size=KEY_BYTES, person=b"penstock root").digest()
 
 

@@ -98,7 +98,8 @@ def _invariants_of_one(seq: Seq, config: SchedulerConfig) -> Iterator[Invariant]
     yield "something is left to compute", 0 <= seq.computed < len(seq.tokens)
     generates = seq.request.embedding is None
     yield "tokens stay below the limit", len(seq.tokens) + generates <= seq.limit
-    chain = KeyChain(root_key(config.model_digest, seq.request.cache_salt), config.block_size)
+    root = root_key(config.model_digest, seq.request.cache_salt, seq.request.adapter_digest)
+    chain = KeyChain(root, config.block_size)
     if config.prefix_caching:
         chain.follow(seq.tokens)
     yield "keys name what the blocks hold", chain.keys == seq.chain.keys

@@ -169,6 +169,14 @@ class Scheduler:
             restored_tokens=0 if self._restoring is None else self._restoring.restored_tokens,
         )
 
+    def adapters_in_use(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The adapters of running and of waiting sequences. Takes time in proportion to the queue."""
+        running, waiting = (
+            frozenset(seq.request.adapter for seq in seqs if seq.request.adapter)
+            for seqs in (self._running, self._waiting)
+        )
+        return running, waiting
+
     def queue_part(self, tenant: str) -> QueuePart:
         """A tenant's part of the queue."""
         return self._waiting.part_of(tenant)
@@ -196,7 +204,8 @@ class Scheduler:
         if request.id in self._seqs:
             raise InvalidParameter("id", f"a live sequence has the id {request.id!r} already")
         limit = token_limit(request, self.config)
-        chain = KeyChain(root_key(self.config.model_digest, request.cache_salt), self.config.block_size)
+        root = root_key(self.config.model_digest, request.cache_salt, request.adapter_digest)
+        chain = KeyChain(root, self.config.block_size)
         seq = Seq(request, self._rank(request, self._submitted), limit, chain)
         self._name_blocks(seq)
         self._submitted += 1

@@ -81,6 +81,7 @@ class PlanBuilder:
                 embedding=request.embedding,
                 thinking=request.thinking,
                 checkpoint=lease.checkpoint,
+                adapter=request.adapter,
             )
         )
         if seq.restore_end:

@@ -46,7 +46,7 @@ __all__ = [
     "replay",
 ]
 
-TRACE_VERSION = 18
+TRACE_VERSION = 19
 
 
 @dataclass(frozen=True, slots=True)

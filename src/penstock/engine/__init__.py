@@ -1,5 +1,6 @@
 """Joins core, text and a runner: an engine to step by hand, a thread that steps it, and a client to talk to it."""
 
+from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.admission import QueueLimits
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
@@ -11,6 +12,7 @@ from penstock.engine.profile import Profiles
 from penstock.engine.recorder import NoRecorder, Recorder
 
 __all__ = [
+    "AdapterFolder",
     "Engine",
     "EngineLoop",
     "Intake",

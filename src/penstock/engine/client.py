@@ -8,15 +8,18 @@ turn to be tokenised. Closing an iterator aborts its request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
-from penstock.contract.errors import RequestError
+from penstock.contract.adapter import AdapterFacts
+from penstock.contract.errors import InvalidParameter, RequestError, SetupError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
+from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.engine import Engine
 from penstock.engine.intake import GIANT_CHARS, Intake, ResolvedRequest
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
@@ -50,6 +53,12 @@ def _do_nothing(_: Engine) -> None:
     """The work of a heartbeat."""
 
 
+def _set(event_loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set an event from the engine's thread; nobody waits for it if its loop is closed."""
+    with suppress(RuntimeError):
+        event_loop.call_soon_threadsafe(event.set)
+
+
 class LocalClient:
     """Submits requests to an `EngineLoop` and streams their outputs. Usable from any event loop.
 
@@ -58,11 +67,18 @@ class LocalClient:
         loop: runs the engine.
         profiles: where profiles are written; None if they are not allowed.
         room: bounds what waits for readers, which must then all be on one event loop; None for no bound.
+        adapters: the folder that adapters may be loaded from; None for no such folder.
     """
 
     def __init__(
-        self, intake: Intake, loop: EngineLoop, profiles: Profiles | None = None, room: WaitingRoom | None = None
+        self,
+        intake: Intake,
+        loop: EngineLoop,
+        profiles: Profiles | None = None,
+        room: WaitingRoom | None = None,
+        adapters: AdapterFolder | None = None,
     ) -> None:
+        self._adapter_folder = adapters
         self._intake = intake
         self._loop = loop
         self._profiles = profiles
@@ -149,6 +165,30 @@ class LocalClient:
     async def reset_prefix_cache(self) -> None:
         """See `EngineClient.reset_prefix_cache`."""
         await self._run(Engine.reset_prefix_cache)
+
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """See `EngineClient.adapters`."""
+        return self._loop.adapters()
+
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """See `EngineClient.load_adapter`."""
+        if self._adapter_folder is None:
+            message = "There is no folder for adapters; start the server with --lora-dir DIRECTORY."
+            raise RequestError(message, code="adapters_off")
+        loaded: list[AdapterFacts] = []
+        found = self._adapter_folder.find(path)
+        try:
+            await self._run(lambda engine: loaded.append(engine.load_adapter(name, found)))
+        except SetupError as error:
+            raise InvalidParameter("lora_path", str(error)) from error
+        return loaded[0]
+
+    async def unload_adapter(self, name: str) -> None:
+        """See `EngineClient.unload_adapter`."""
+        event_loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        await self._run(lambda engine: engine.unload_adapter(name, partial(_set, event_loop, gone)))
+        await gone.wait()
 
     async def start_profile(self) -> None:
         """See `EngineClient.start_profile`."""

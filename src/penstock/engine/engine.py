@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
     Admitted,
@@ -32,11 +33,12 @@ from penstock.contract.events import (
     SeqEvent,
     Usage,
 )
-from penstock.contract.measurements import UNTIMED, Measurements, Timings
+from penstock.contract.measurements import UNTIMED, AdaptersInUse, Measurements, Timings
 from penstock.contract.plan import Draft, StepPlan, StepResult
-from penstock.contract.ports import Clock, Drafter, Health, OverlappingRunner, Runner
+from penstock.contract.ports import AdaptingRunner, Clock, Drafter, Health, OverlappingRunner, Runner
 from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
+from penstock.engine.adapters import AdapterBook
 from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
 from penstock.engine.intake import ResolvedRequest
@@ -89,6 +91,8 @@ class Engine:
         clock: the clock of arrival times; without it every duration is measured as 0.
         stored: knows which stored blocks exist, if the scheduler asks for any.
         drafter: guesses next tokens; without it only the runner's own guesses are used.
+        adapting: loads adapters into the runner: usually the runner itself; None if it takes none.
+        most_adapters: how many may be loaded at once.
 
     Raises:
         ConfigError: the scheduler would have more plans in flight than the runner takes.
@@ -96,6 +100,7 @@ class Engine:
     Attributes:
         scheduler: makes the decisions; `scheduler.stats` may be read between steps.
         metrics: the measurements.
+        adapters: the adapters that requests may name; any thread may read it.
         before_waiting: called in each step before the engine waits for a result or, after a failed step, for another
             runner.
     """
@@ -109,12 +114,16 @@ class Engine:
         clock: Clock | None = None,
         drafter: Drafter | None = None,
         stored: StoredBlocks | None = None,
+        adapting: AdaptingRunner | None = None,
+        most_adapters: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
         self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
+        self._adapting = adapting
         if scheduler.config.depth > self._runner.depth:
             raise ConfigError("depth", f"is {scheduler.config.depth}, but the runner takes {self._runner.depth} plans")
+        self.adapters = AdapterBook(0 if adapting is None else most_adapters)
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
         self._stored = stored
@@ -155,8 +164,10 @@ class Engine:
 
     def measurements(self) -> Measurements:
         """The measurements so far."""
-        config = self.scheduler.config
-        return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching)
+        config, adapters = self.scheduler.config, None
+        if self.adapters.most:
+            adapters = AdaptersInUse(self.adapters.most, *map(tuple, map(sorted, self.scheduler.adapters_in_use())))
+        return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching, adapters)
 
     def submit(self, resolved: ResolvedRequest) -> None:
         """Queue all choices of a request, or none.
@@ -167,6 +178,8 @@ class Engine:
         """
         if self._death:
             raise EngineDead(self._death)
+        for sequence in resolved.sequences:
+            self.adapters.check(sequence)
         tokenizer, reader = self._text.tokenizer, resolved.reader
         choices = [Choice(s.choice, s.stop, tokenizer, reader, s.id, s.prompt) for s in resolved.sequences]
         request = _LiveRequest(resolved, choices)
@@ -206,6 +219,36 @@ class Engine:
         """Forget all cached KV; running sequences keep theirs."""
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
+
+    def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """Load an adapter, which requests may name from now on. Must be called between steps.
+
+        Raises:
+            RequestError: the name cannot be used, or there is no room.
+            SetupError: the adapter cannot be used.
+            EngineFault: it could not be loaded; nothing is wrong with it.
+        """
+        self.adapters.check_name(name)
+        if self._adapting is None:
+            raise EngineDead(self._death)
+        return self.adapters.add(self._adapting.load_adapter(name, path))
+
+    def unload_adapter(self, name: str, gone: Callable[[], None] = lambda: None) -> None:
+        """Take no more requests for an adapter, and unload it when none that uses it is live; then call `gone`.
+
+        Raises:
+            UnknownModel: no adapter has this name.
+        """
+        self.adapters.retire(name, gone)
+        self._unload_retired()
+
+    def _unload_retired(self) -> None:
+        """Unload adapters that were to be, and that no live request uses any more."""
+        used = {request.resolved.sequences[0].adapter for request in self._requests.values()}
+        for name in self.adapters.unused(used):
+            if self._adapting is not None:
+                self._adapting.unload_adapter(name)
+            self.adapters.remove(name)
 
     def start_profile(self, profile: Profile) -> None:
         """Record every step from now on. Must be called by the thread that steps.
@@ -353,13 +396,14 @@ class Engine:
         ]
         self._requests.clear()
         self._owners.clear()
+        self.adapters.close()
         return self._filter_outputs(outputs)
 
     def close(self) -> None:
         """Fail live requests, end the recording, and release the runner with its weights and KV cache."""
         self.die("the engine was closed")
         self._recorder.close()
-        self._runner = OneAtATime(NoRunner())
+        self._runner, self._adapting = OneAtATime(NoRunner()), None
         self._record_parts(None)
 
     def _commit_result(self, plan: StepPlan, result: StepResult) -> StepOutputs:
@@ -467,7 +511,7 @@ class Engine:
         timings = self.metrics.ended(seq_id, finished.reason)
         outputs: StepOutputs = [(request.id, finished)]
         if not request.open:
-            del self._requests[request.id]
+            self._forget(request)
             outputs.append((request.id, RequestFinished(request.usage(), timings)))
         return outputs
 
@@ -477,8 +521,14 @@ class Engine:
             if self._owners.pop(sequence.id, None) is not None:
                 self._drop(sequence.id)
                 timings = self.metrics.ended(sequence.id, FinishReason.ERROR)
-        del self._requests[request.id]
+        self._forget(request)
         return [(request.id, RequestFailed(message, request.usage(), timings, poisoned))]
+
+    def _forget(self, request: _LiveRequest) -> None:
+        """A request is over."""
+        del self._requests[request.id]
+        if self.adapters.retiring:
+            self._unload_retired()
 
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler, which returns no event for an abort."""

@@ -7,12 +7,13 @@ from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.embedding import EmbeddingSpec
-from penstock.contract.errors import InvalidParameter, PromptTooLong
+from penstock.contract.errors import InvalidParameter, PromptTooLong, UnknownModel
 from penstock.contract.grammar import JSON_OBJECT, Grammar
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
@@ -91,6 +92,7 @@ class Intake:
 
     Args:
         draw_seed: gives a fresh seed for a random request without one; from the operating system in production.
+        adapters: gives the adapters that requests may name now.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Intake:
         draw_seed: Callable[[], int],
         policy: str,
         grammars: Grammars | None = None,
+        adapters: Callable[[], Mapping[str, AdapterFacts]] = dict,
     ) -> None:
         self._text = text
+        self._adapters = adapters
         self._card = card
         self._limits = limits
         self._clock = clock
@@ -129,13 +133,15 @@ class Intake:
             RequestError: names the field at fault.
         """
         self._check_limits(request)
+        adapter_digest = self._adapter_digest(request.adapter)
         if request.embedding is None and not self._card.generates:
             raise InvalidParameter(
                 "model", "only embeds: its tokens see later ones, so it cannot generate", code=_NO_TEXT
             )
         prompt, prompt_text, field, reader = self._tokenise(request)
         if request.embedding is not None:
-            return self._resolve_embedding(request, request.embedding, prompt, prompt_text, field)
+            resolved = self._resolve_embedding(request, request.embedding, prompt, prompt_text, field)
+            return _with_adapter(resolved, request.adapter, adapter_digest)
         if len(prompt) >= self._card.max_model_len:
             raise PromptTooLong(len(prompt), self._card.max_model_len, param=field)
         self._check_prompt_scores(request, len(prompt))
@@ -167,7 +173,21 @@ class Intake:
                 *(replace(sequence, sampling=others) for sequence in sequences[1:]),
             )
         shown = request.echo or request.running_usage
-        return ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader, request.max_seconds)
+        resolved = ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader, request.max_seconds)
+        return _with_adapter(resolved, request.adapter, adapter_digest)
+
+    def _adapter_digest(self, name: str) -> str:
+        """The digest of the adapter with this name; "" for no name.
+
+        Raises:
+            UnknownModel: there is none.
+        """
+        if not name:
+            return ""
+        known = self._adapters()
+        if name not in known:
+            raise UnknownModel(name, *self._card.names, *known)
+        return known[name].digest
 
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str
@@ -376,6 +396,14 @@ class Intake:
         ends = frozenset() if rules.ignore_eos else self._text.eos_token_ids
         token_ids = tuple(sorted(ends.union(rules.token_ids)))
         return replace(rules, max_tokens=max_tokens, token_ids=token_ids)
+
+
+def _with_adapter(resolved: ResolvedRequest, name: str, digest: str) -> ResolvedRequest:
+    """The same request, computed with an adapter; unchanged if the name is ""."""
+    if not name:
+        return resolved
+    sequences = tuple(replace(each, adapter=name, adapter_digest=digest) for each in resolved.sequences)
+    return replace(resolved, sequences=sequences)
 
 
 def _rules(request: EngineRequest) -> ReplyRules:

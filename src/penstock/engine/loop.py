@@ -13,11 +13,12 @@ import math
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError
 from penstock.contract.events import Output, RequestFailed, RequestFinished
 from penstock.contract.measurements import Measurements
@@ -180,6 +181,10 @@ class EngineLoop:
                 self._inbox.put(call)
                 return
         call.settle(EngineDead(self._health.reason))
+
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """The adapters that requests may name now."""
+        return self._engine.adapters.known
 
     def health(self) -> Health:
         """The state after the last step, or at the death of the thread."""

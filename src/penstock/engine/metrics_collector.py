@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.contract.events import DraftsJudged, FinishReason
-from penstock.contract.measurements import DraftCount, Measurements, Timings
+from penstock.contract.measurements import AdaptersInUse, DraftCount, Measurements, Timings
 from penstock.contract.plan import StepPlan, StoreCounts
 from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
@@ -247,13 +247,16 @@ class MetricsCollector:
         if seq.generated > 1:
             histograms.time_per_output_token.add((seq.last_token - seq.first_token) / (seq.generated - 1))
 
-    def measurements(self, stats: SchedulerStats, block_size: int, prefix_caching: bool) -> Measurements:
+    def measurements(
+        self, stats: SchedulerStats, block_size: int, prefix_caching: bool, adapters: AdaptersInUse | None = None
+    ) -> Measurements:
         """Everything as one frozen value, for readers in other threads."""
         histograms = self._histograms
         return Measurements(
             **stats.numbers(),
             block_size=block_size,
             prefix_caching=prefix_caching,
+            adapters=adapters,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,

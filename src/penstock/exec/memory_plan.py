@@ -35,6 +35,7 @@ class MemoryNeeds:
         blocks: how many there must be.
         pages: the least that a used KV cache takes: large pages for each layer's keys and values.
         angles: tables of rotary positions, as far as the longest sequence reaches.
+        adapters: the most that adapters may take.
     """
 
     weights: int
@@ -45,6 +46,7 @@ class MemoryNeeds:
     blocks: int
     pages: int = 0
     angles: int = 0
+    adapters: int = 0
 
     @property
     def kv(self) -> int:
@@ -54,12 +56,12 @@ class MemoryNeeds:
     @property
     def total(self) -> int:
         """The peak: while weights are packed, or in the largest step."""
-        return self.weights + max(self.packing, self.kv + self.angles + self.step) + RESERVE
+        return self.weights + max(self.packing, self.kv + self.angles + self.step + self.adapters) + RESERVE
 
     def tokens_within(self, free: int) -> int:
         """How many tokens the KV cache can hold with `free` bytes; 0 if the rest alone does not fit."""
         left = free - self.weights - RESERVE
-        beside = self.angles + self.step
+        beside = self.angles + self.step + self.adapters
         if left < max(self.packing, self.pages + beside):
             return 0
         return (left - beside) // self.block * self.block_tokens
@@ -68,9 +70,10 @@ class MemoryNeeds:
         """The parts as text."""
         tokens = self.blocks * self.block_tokens
         angles = f", angles of positions {readable_bytes(self.angles)}" if self.angles else ""
+        beside = f"{angles}; adapters {readable_bytes(self.adapters)}" if self.adapters else angles
         return (
             f"weights {readable_bytes(self.weights)}, and {readable_bytes(self.packing)} while they are packed;"
-            f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)}{angles};"
+            f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)}{beside};"
             f" {readable_bytes(RESERVE)} for the rest"
         )
 

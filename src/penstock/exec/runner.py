@@ -17,9 +17,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.plan import Admit, GuessWork, PromptScores, Row, RowResult, StepPlan, StepResult
 from penstock.contract.ports import Clock, Grammars, ThinkingBudgets
 from penstock.contract.sampling import SamplingSpec
+from penstock.exec.adapters import AdapterSlots
 from penstock.exec.batch import ForwardBatch, SlotTables
 from penstock.exec.block_keeping import BlockKeeping
 from penstock.exec.drawing import NOT_FINITE, Drawing, Drawn
@@ -31,6 +33,7 @@ from penstock.exec.prompt_scores import prompt_scores
 from penstock.exec.state_store import StateStore
 from penstock.kernels.backend import Backend
 from penstock.kernels.state_runs import StateRuns
+from penstock.nn.adapters import Adapted
 from penstock.nn.causal_lm import CausalLM
 from penstock.nn.paged import PagedAttend
 from penstock.thread_turns import going_first
@@ -125,10 +128,12 @@ class TorchRunner:
         embedding_layers: Sequence[EmbeddingLayer] = (),
         keeping: BlockKeeping | None = None,
         drafter: RowGuesser | None = None,
+        adapters: AdapterSlots | None = None,
         *,
         foresees: bool = False,
     ) -> None:
         self._drafter = drafter
+        self._adapters = adapters or AdapterSlots()
         self._foresees = foresees
         self._states = states
         self._keeping = keeping
@@ -157,12 +162,14 @@ class TorchRunner:
             self._masking.release(slot)
             self._pools.release(slot)
             self._held.pop(slot, None)
+            self._adapters.release(slot)
             if self._drafter is not None:
                 self._drafter.release(slot)
         for admit in plan.admits:
             slots.admit(admit)
             self._masking.admit(admit)
             self._pools.admit(admit)
+            self._adapters.admit(admit)
             self._ahead.reach(admit.blocks)
             if self._states is not None:
                 self._states.admit(admit)
@@ -180,7 +187,7 @@ class TorchRunner:
         if rows:
             with torch.inference_mode(), going_first():
                 computed, hidden = self._compute(rows)
-                results += computed
+                results += self._adapters.refused(rows, computed) if self._adapters.in_use else computed
                 if self._drafter is not None:
                     results, guessing = self._drafter.follow(rows, results, hidden)
         news = None if self._keeping is None else self._keeping.end()
@@ -191,6 +198,7 @@ class TorchRunner:
         self._slots = SlotTables(self._max_num_seqs, self._max_model_len, self._kv.block_size)
         self._masking.reset()
         self._held.clear()
+        self._adapters.reset()
         if self._states is not None:
             self._states.reset()
         self._pools = Pools(self._embedding_layers)
@@ -199,6 +207,14 @@ class TorchRunner:
         if self._keeping is not None:
             self._keeping.end()
         return False
+
+    def load_adapter(self, name: str, path: str, digest: str = "") -> AdapterFacts:
+        """See `contract.ports.AdaptingRunner`; an adapter of another digest is refused, unless it is ""."""
+        return self._adapters.load(name, path, digest)
+
+    def unload_adapter(self, name: str) -> None:
+        """See `contract.ports.AdaptingRunner`."""
+        self._adapters.unload(name)
 
     def close(self) -> None:
         """Save the blocks that are waiting to be saved, and stop."""
@@ -253,6 +269,9 @@ class TorchRunner:
         """
         waited = [row for row in rows if row.slot in self._held and not row.drafts] if self._held else []
         fresh = [row for row in rows if row not in waited] if waited else rows
+        adapters = self._adapters
+        if adapters.in_use:
+            fresh = adapters.in_groups(fresh)
         sampling = [*(row for row in fresh if row.sample), *waited]
         self._masking.begin_step(rows)
         pending = self._masking.begin(sampling)
@@ -266,7 +285,8 @@ class TorchRunner:
             batch = self._slots.batch(fresh, self._kv.device)
             carried = () if self._states is None else (self._states.states, self._states.runs(fresh))
             attend = paged_attend(self._kv, batch, self._backend, *carried)
-            hidden, taps = self._forward(batch, attend)  # [T, H], [T, width]
+            adapted = adapters.adapted(fresh) if adapters.in_use else ()
+            hidden, taps = self._forward(batch, attend, adapted)  # [T, H], [T, width]
             prompts = self._prompt_scores(fresh, batch, hidden) if self._slots.scores_prompts else {}
             vectors = self._pools.take(fresh, batch.q_start, hidden)
             if read:
@@ -293,13 +313,13 @@ class TorchRunner:
                 drawing.foresee(sampling)
         return _results(rows, drawn, prompts, vectors), read_of
 
-    def _forward(self, batch: ForwardBatch, attend: PagedAttend) -> tuple[Tensor, Tensor | None]:
+    def _forward(self, batch: ForwardBatch, attend: PagedAttend, adapted: Adapted) -> tuple[Tensor, Tensor | None]:
         """Compute a batch: the hidden states, and the taps if the guesser reads these."""
         width = 0 if self._drafter is None else self._drafter.reads_taps
         if not width:
-            return self._model.forward(batch.token_ids, batch.positions, attend), None
+            return self._model.forward(batch.token_ids, batch.positions, attend, adapted), None
         taps = torch.empty(len(batch.token_ids), width, device=self._kv.device)
-        return self._model.forward(batch.token_ids, batch.positions, attend, taps), taps
+        return self._model.forward(batch.token_ids, batch.positions, attend, adapted, taps), taps
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
         """Slot to scores of the prompt tokens that its row predicts, for those `rows` that want them."""

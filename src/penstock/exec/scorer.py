@@ -18,6 +18,7 @@ from penstock.contract.model import ModelShape
 from penstock.contract.plan import Admit, Row, StepPlan
 from penstock.contract.ports import Runner
 from penstock.contract.sampling import SamplingSpec
+from penstock.nn.adapters import Adapted
 from penstock.nn.causal_lm import Attend
 
 if TYPE_CHECKING:
@@ -41,9 +42,16 @@ class Listener:
         """See `CausalLM.shape`."""
         return self._model.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        adapted: Adapted = (),
+        taps: Tensor | None = None,
+    ) -> Tensor:
         """See `CausalLM.forward`."""
-        hidden = self._model.forward(token_ids, positions, attend, taps)
+        hidden = self._model.forward(token_ids, positions, attend, adapted, taps)
         self._heard.append(hidden)
         return hidden
 

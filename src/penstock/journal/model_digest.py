@@ -20,6 +20,7 @@ ANSWERING = (
     "tokenizer",
     "chat_template",
     "generation_config",
+    "lora",
 )
 """The engine options that answers depend on; the others affect only speed and capacity."""
 

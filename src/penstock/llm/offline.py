@@ -94,6 +94,7 @@ class LLM:
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt; results are in the order of the prompts.
@@ -101,12 +102,13 @@ class LLM:
         Args:
             prompts: a text, a list of texts, token ids, or a list of lists of token ids.
             sampling_params: one for all prompts, or one per prompt; None for `get_default_sampling_params()`.
+            adapter: name of an adapter of the option `lora`, one for all prompts or one per prompt; "" for none.
             use_tqdm: show a progress bar.
 
         Raises:
             RequestError: a prompt or parameter cannot be served; no prompt was started.
         """
-        return self._run(as_prompts(prompts), sampling_params, use_tqdm)
+        return self._run(as_prompts(prompts), sampling_params, use_tqdm, adapter)
 
     def chat(
         self,
@@ -121,6 +123,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning_effort: str | None = None,
         include_reasoning: bool | None = None,
+        adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; otherwise like `generate`.
@@ -141,7 +144,7 @@ class LLM:
             reasoning_effort=reasoning_effort,
             include_reasoning=include_reasoning,
         )
-        return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm)
+        return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm, adapter)
 
     def embed(
         self,
@@ -151,6 +154,7 @@ class LLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
+        adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """Turn each prompt into a vector: the model's hidden states, pooled. Results are in the order of the prompts.
@@ -164,6 +168,7 @@ class LLM:
             truncate_prompt_tokens: keep only this many tokens of each prompt: the special tokens that the tokenizer
                 adds to a text, and the text's first tokens. -1 keeps as many as fit the context; None refuses a prompt
                 that is too long.
+            adapter: as for `generate`.
             use_tqdm: show a progress bar.
 
         Raises:
@@ -172,9 +177,10 @@ class LLM:
         """
         spec = embedding_spec(pooling, normalize, dimensions, self.card.embedding)
         most = kept_tokens(truncate_prompt_tokens, self.card.max_model_len)
+        asked = as_prompts(prompts)
         requests = [
-            EngineRequest(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most)
-            for one in as_prompts(prompts)
+            EngineRequest(str(next(self._ids)), one, embedding=spec, most_prompt_tokens=most, adapter=name)
+            for one, name in zip(asked, _adapters_of(adapter, len(asked)), strict=True)
         ]
         order = self._queue_all((request, False) for request in requests)
         return [answer.embedding() for answer in self._finish_all(order, "Embedding", use_tqdm)]
@@ -226,6 +232,7 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         on_text: Callable[[str], None] | None = None,
+        adapter: str = "",
     ) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
@@ -233,13 +240,14 @@ class LLM:
             prompt: as for `generate`.
             sampling_params: None for `get_default_sampling_params()`.
             on_text: called with each piece of the first choice's text, at the end of the step that generated it.
+            adapter: name of an adapter of the option `lora`; "" for none.
 
         Raises:
             RequestError: the prompt or a parameter cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         params = sampling_params or self.get_default_sampling_params()
-        [request_id] = self._queue_all([(self._request(given, params), params.logprobs is not None)])
+        [request_id] = self._queue_all([(self._request(given, params, adapter), params.logprobs is not None)])
         self._book.add(self._answers[request_id], on_text)
         return request_id
 
@@ -335,11 +343,13 @@ class LLM:
         asked: Sequence[Prompt | ChatRequest],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        adapter: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_for_each(given, len(asked))
+        names = _adapters_of(adapter, len(asked))
         order = self._queue_all(
-            (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, strict=True)
+            (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, names, strict=True)
         )
         return [answer.output() for answer in self._finish_all(order, "Generating", use_tqdm)]
 
@@ -383,7 +393,7 @@ class LLM:
             for request_id in request_ids:
                 self._fold(self._engine.abort(request_id))
 
-    def _request(self, given: Prompt | ChatRequest, params: SamplingParams) -> EngineRequest:
+    def _request(self, given: Prompt | ChatRequest, params: SamplingParams, adapter: str = "") -> EngineRequest:
         request = EngineRequest(
             str(next(self._ids)),
             prompt_of(given),
@@ -393,6 +403,7 @@ class LLM:
             grammar=params.grammar(),
             best_of=params.best_of,
             thinking_token_budget=params.thinking_token_budget,
+            adapter=adapter,
         )
         return applied(given, request)
 
@@ -424,6 +435,14 @@ class LLM:
             if answer.finished:
                 del self._answers[request_id]
         return list(moved.values())
+
+
+def _adapters_of(given: str | Sequence[str], count: int) -> Sequence[str]:
+    if isinstance(given, str):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidParameter("adapter", f"has {len(given)} entries for {count} prompts")
+    return given
 
 
 def _one_for_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:

@@ -50,11 +50,16 @@ class AsyncLLM:
         return SamplingParams.from_fields(dict(self._assembly.card.sampling_defaults))
 
     def generate(
-        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        adapter: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Stream one request; each output is the request so far, and the last one is `finished`.
 
-        Leaving the loop early, or cancelling the task, aborts the request.
+        `adapter` is the name of an adapter of the option `lora`. Leaving the loop early, or cancelling the task, aborts
+        the request.
 
         Raises:
             RequestError: the prompt or a parameter cannot be served.
@@ -62,10 +67,10 @@ class AsyncLLM:
             EngineFault: the engine failed to compute the request.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
-        return self._stream(given, sampling_params or self.get_default_sampling_params(), request_id)
+        return self._stream(given, sampling_params or self.get_default_sampling_params(), request_id, adapter)
 
     async def _stream(
-        self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str
+        self, given: Prompt | ChatRequest, params: SamplingParams, request_id: str, adapter: str
     ) -> AsyncGenerator[RequestOutput, None]:
         request = EngineRequest(
             request_id or uuid.uuid4().hex,
@@ -76,6 +81,7 @@ class AsyncLLM:
             grammar=params.grammar(),
             best_of=params.best_of,
             thinking_token_budget=params.thinking_token_budget,
+            adapter=adapter,
         )
         resolved = await asyncio.to_thread(self._assembly.intake.resolve, applied(given, request))
         answer = Answer(resolved, params.logprobs is not None)
@@ -91,11 +97,15 @@ class AsyncLLM:
             await stream.aclose()
 
     async def stream_text(
-        self, prompt: PromptLike | Prompt, sampling_params: SamplingParams | None = None, request_id: str = ""
+        self,
+        prompt: PromptLike | Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        adapter: str = "",
     ) -> AsyncGenerator[str, None]:
         """As `generate`, but yields only the new text of the first choice."""
         shown = 0
-        async with aclosing(self.generate(prompt, sampling_params, request_id)) as stream:
+        async with aclosing(self.generate(prompt, sampling_params, request_id, adapter)) as stream:
             async for output in stream:
                 text = output.outputs[0].text
                 if len(text) > shown:
@@ -116,6 +126,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         reasoning_effort: str | None = None,
         include_reasoning: bool | None = None,
+        adapter: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """Stream the answer to a conversation; otherwise like `generate`.
 
@@ -136,7 +147,7 @@ class AsyncLLM:
             include_reasoning=include_reasoning,
         )
         request = read_chat(messages, options, self._assembly.card)
-        return self._stream(request, sampling_params or self.get_default_sampling_params(), request_id)
+        return self._stream(request, sampling_params or self.get_default_sampling_params(), request_id, adapter)
 
     async def embed(
         self,
@@ -147,6 +158,7 @@ class AsyncLLM:
         dimensions: int | None = None,
         truncate_prompt_tokens: int | None = None,
         request_id: str = "",
+        adapter: str = "",
     ) -> EmbeddingRequestOutput:
         """The vector of one prompt; arguments as for `LLM.embed`. Cancelling the task aborts the request.
 
@@ -160,6 +172,7 @@ class AsyncLLM:
             prompt if isinstance(prompt, Prompt) else as_prompt(prompt),
             embedding=embedding_spec(pooling, normalize, dimensions, self._assembly.card.embedding),
             most_prompt_tokens=kept_tokens(truncate_prompt_tokens, self._assembly.card.max_model_len),
+            adapter=adapter,
         )
         resolved = await asyncio.to_thread(self._assembly.intake.resolve, request)
         answer = Answer(resolved)

@@ -106,12 +106,12 @@ class _Attention:
         k, v, norm_values = self._keys_and_values(projected)
         norms = ((q, self.q_norm), (k, self.k_norm))
         return (
-            Linear(projected, x, self.projection.weight, self.projection.bias),
+            self.projection.linear(projected, x),
             *norm_values,
             *(NormHeads(each, norm.weight, norm.eps) for each, norm in norms if each is not None and norm is not None),
             *(Rotate(each, dim, self.rope) for each in (q, k) if each is not None),
             Attend(mixed, q, k, v, self.cache, self.heads, self.spec),
-            Linear(out, mixed, self.output.weight, self.output.bias, adds),
+            self.output.linear(out, mixed, adds=adds),
         )
 
     def _keys_and_values(self, projected: Register) -> tuple[Register | None, Register | None, Operations]:
@@ -218,7 +218,7 @@ def _own_inputs(parts: DecoderParts, config: Gemma4Config) -> Operations:
     projection = Projection.bind(parts.weights, "model.per_layer_model_projection", total, hidden)
     return (
         Embed(own, table, scale=width**0.5 * _HALF),
-        Linear(context, parts.stream, projection.weight),
+        projection.linear(context, parts.stream),
         NormHeads(
             context,
             parts.weights.take(name, (width,), torch.float32).mul_(_HALF),
@@ -243,9 +243,9 @@ def _add_own_input(parts: DecoderParts, config: Gemma4Config, name: str, index: 
     down = Projection.bind(parts.weights, f"{name}.per_layer_input_gate", width, stream.width)
     up = Projection.bind(parts.weights, f"{name}.per_layer_projection", stream.width, width)
     return (
-        Linear(gate, stream, down.weight),
+        down.linear(gate, stream),
         Gate(gated, own, gate, GateKind.GELU_NEW),
-        Linear(branch, gated, up.weight),
+        up.linear(branch, gated),
         *parts.norm(f"{name}.post_per_layer_input_norm")(branch, stream, adds=True),
     )
 

@@ -20,7 +20,7 @@ from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
 from penstock.models.recurrent_mixer import MixerInputs, MixerSizes, RecurrentMixer, bind_mixer
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection, residual
-from penstock.nn.operations import Linear, Operations, Register
+from penstock.nn.operations import Operations, Register
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_conversion import Conversion, GgufWriting
@@ -66,7 +66,7 @@ class Mamba2:
             a=projected.columns(values + convolved, sizes.value_heads),
             b=None,
         )
-        project = Linear(projected, x, self.inputs.weight, self.inputs.bias)
+        project = self.inputs.linear(projected, x)
         return project, *self.mixer.operations(inputs, out, adds=adds)
 
 

@@ -24,7 +24,7 @@ from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_WIDTH
 from penstock.models.rope_config import read_rope
 from penstock.nn.blocks import Normalization, Projection, rms_norm
-from penstock.nn.operations import Attend, Heads, Linear, Operations, ProjectHeads, Register, Rotate
+from penstock.nn.operations import Attend, Heads, Operations, ProjectHeads, Register, Rotate
 from penstock.nn.rope import Rope, RotaryTable, YarnScaling, yarn_temperature
 from penstock.nn.weight_loader import WeightLoader
 
@@ -102,24 +102,24 @@ class LatentAttention:
         normed = latent.columns(sizes.rotated, sizes.rank)
         return (
             *self._queries(x, q),
-            Linear(latent, x, self.latent.weight, self.latent.bias),
+            self.latent.linear(latent, x),
             *self.latent_norm(normed, normed),
             ProjectHeads(asked, q, self.to_latent, sizes.rotated),
             Rotate(asked, kept, self.rope),
             Rotate(latent, kept, self.rope),
             Attend(mixed, asked, latent, None, self.cache, Heads(sizes.heads, 1, kept, sizes.rank), self.spec),
             ProjectHeads(values, mixed, self.to_values),
-            Linear(out, values, self.output.weight, self.output.bias, adds),
+            self.output.linear(out, values, adds=adds),
         )
 
     def _queries(self, x: Register, q: Register) -> Operations:
         if self.query_latent is None or self.query_norm is None:
-            return (Linear(q, x, self.query.weight),)
+            return (self.query.linear(q, x),)
         latent = Register("query_latent", self.sizes.query_rank)
         return (
-            Linear(latent, x, self.query_latent.weight, self.query_latent.bias),
+            self.query_latent.linear(latent, x),
             *self.query_norm(latent, latent),
-            Linear(q, latent, self.query.weight),
+            self.query.linear(q, latent),
         )
 
 

@@ -17,7 +17,7 @@ from penstock.contract.model import StateSpec
 from penstock.models.config_reader import ConfigReader
 from penstock.models.decoder import MAX_LAYERS, MAX_WIDTH, DecoderParts, read_decoder
 from penstock.nn.blocks import Projection, residual
-from penstock.nn.operations import Linear, Operations, Register, ShortConvolution
+from penstock.nn.operations import Operations, Register, ShortConvolution
 from penstock.nn.program import Program
 from penstock.nn.weight_loader import WeightLoader
 from penstock.weights.gguf_conversion import GgufWriting
@@ -54,9 +54,9 @@ class GatedConvolution:
         bcx, mixed = Register("bcx", 3 * width), Register("mixed", width)
         b, c, values = (bcx.columns(index * width, width) for index in range(3))
         return (
-            Linear(bcx, x, self.inputs.weight, self.inputs.bias),
+            self.inputs.linear(bcx, x),
             ShortConvolution(mixed, values, self.weight, self.bias, self.state, gate_in=b, gate_out=c),
-            Linear(out, mixed, self.output.weight, self.output.bias, adds),
+            self.output.linear(out, mixed, adds=adds),
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.models.decoder import DecoderParts
 from penstock.nn.blocks import Projection
-from penstock.nn.operations import Embed, Linear, Operations, Register
+from penstock.nn.operations import Embed, Operations, Register
 from penstock.nn.program import OUT, Predictor, Program
 
 __all__ = ["PredictorNames", "bind_predictor"]
@@ -66,7 +66,7 @@ def bind_predictor(
         embedding=(
             *norms[0](halves[0], halves[0]),
             *norms[1](halves[1], halves[1]),
-            Linear(parts.stream, pair, joined.weight),
+            joined.linear(parts.stream, pair),
         ),
         layers=(layer,),
         final=final(parts.stream, Register(OUT, width)),

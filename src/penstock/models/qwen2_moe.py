@@ -16,7 +16,7 @@ from penstock.models.decoder import MAX_WIDTH, MAX_WINDOW, DecoderParts, layer_w
 from penstock.models.qwen2 import gguf_settings
 from penstock.models.qwen3_moe import EXPERT_TENSORS, FUSED_EXPERTS, bind_mixture, dense_layers, read_router
 from penstock.nn.blocks import Block, GatedMlp, MixtureOfExperts, Projection
-from penstock.nn.operations import GateRows, Linear, Operations
+from penstock.nn.operations import GateRows, Operations
 from penstock.nn.program import Program
 from penstock.nn.register import Register
 from penstock.nn.weight_loader import WeightLoader
@@ -45,7 +45,7 @@ class SharedExpert:
         return (
             *self.routed(x, out, adds=adds),
             *self.shared(x, branch, adds=False),
-            Linear(logit, x, self.gate.weight),
+            self.gate.linear(logit, x),
             GateRows(out, branch, logit),
         )
 

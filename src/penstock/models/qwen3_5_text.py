@@ -68,7 +68,7 @@ class GatedAttention:
         k, v = (qkv.columns(2 * wide + at * narrow, narrow) for at in (0, 1))
         q, gate = parted.columns(0, wide), parted.columns(wide, wide)
         return (
-            Linear(qkv, x, of.qkv.weight, of.qkv.bias),
+            of.qkv.linear(qkv, x),
             Regroup(parted, qkv.columns(0, 2 * wide), heads.queries),
             NormHeads(q, of.q_norm.weight, of.q_norm.eps),
             NormHeads(k, of.k_norm.weight, of.k_norm.eps),
@@ -76,7 +76,7 @@ class GatedAttention:
             Rotate(k, heads.dim, of.rope),
             Attend(mixed, q, k, v, of.cache, heads, of.spec),
             Gate(gated, mixed, gate),
-            Linear(out, gated, of.output.weight, of.output.bias, adds),
+            of.output.linear(out, gated, adds=adds),
         )
 
 
@@ -109,7 +109,7 @@ class GatedDeltaNet:
             a=a,
             b=b,
         )
-        project = Linear(qkvz, x, self.inputs.weight), Linear(a, x, self.a), Linear(b, x, self.b)
+        project = self.inputs.linear(qkvz, x), Linear(a, x, self.a), Linear(b, x, self.b)
         return *project, *self.mixer.operations(inputs, out, adds=adds)
 
 

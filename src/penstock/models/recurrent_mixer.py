@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.contract.model import StateSpec
 from penstock.kernels.recurrence import RecurrenceKind, RecurrenceRule
 from penstock.nn.blocks import Projection
-from penstock.nn.operations import Linear, Operations
+from penstock.nn.operations import Operations
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
 from penstock.nn.weight_loader import WeightLoader
@@ -114,7 +114,7 @@ class RecurrentMixer:
             ShortConvolution(filtered, x.convolved, self.taps, self.bias, of_filter, silu=True),
             Recurrence(mixed, q, k, v, x.a, x.b, of_rule, self.rule),
             GatedNorm(gated, mixed, x.gate, self.norm, self.eps, self.group, self.gate_first),
-            Linear(out, gated, self.output.weight, self.output.bias, adds),
+            self.output.linear(out, gated, adds=adds),
         )
 
 

@@ -23,6 +23,7 @@ from penstock.nn.operations import (
     Experts,
     Heads,
     Linear,
+    Module,
     Norm,
     NormHeads,
     NormKind,
@@ -56,16 +57,26 @@ class Block(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projection:
-    """A weight `[N, K]` and its bias `[N]`, or None."""
+    """A weight `[N, K]` and its bias `[N]`, or None.
+
+    Attributes:
+        modules: see `operations.Linear`.
+    """
 
     weight: Weight
     bias: Tensor | None = None
+    modules: tuple[Module, ...] = ()
+
+    def linear(self, out: Register, x: Register, *, adds: bool = False) -> Linear:
+        """The operation that writes `out`, or adds to it if `adds`."""
+        return Linear(out, x, self.weight, self.bias, adds, self.modules)
 
     @classmethod
     def bind(cls, weights: WeightLoader, name: str, outputs: int, inputs: int, *, bias: bool = False) -> Projection:
         """Take `name.weight` `[outputs, inputs]` and, if `bias`, `name.bias`."""
         weight = weights.take_linear([(f"{name}.weight", (outputs, inputs))])
-        return cls(weight, weights.take(f"{name}.bias", (outputs,)) if bias else None)
+        shift = weights.take(f"{name}.bias", (outputs,)) if bias else None
+        return cls(weight, shift, (Module(name, outputs),))
 
     @classmethod
     def bind_fused(
@@ -80,15 +91,17 @@ class Projection:
             bias: whether each part has a bias.
         """
         weight = weights.take_linear([(f"{name}.weight", (outputs, inputs)) for name, outputs in parts.items()])
+        modules = tuple(Module(name, outputs) for name, outputs in parts.items())
         if not bias:
-            return cls(weight)
-        return cls(weight, weights.take_fused([(f"{name}.bias", (outputs,)) for name, outputs in parts.items()]))
+            return cls(weight, None, modules)
+        shift = weights.take_fused([(f"{name}.bias", (outputs,)) for name, outputs in parts.items()])
+        return cls(weight, shift, modules)
 
     @classmethod
     def bind_transposed(cls, weights: WeightLoader, name: str, outputs: int, inputs: int) -> Projection:
         """Take `name.weight` stored as `[inputs, outputs]` (GPT-2's Conv1D), and `name.bias`."""
         weight = weights.take_linear([(f"{name}.weight", (outputs, inputs))], transposed=True)
-        return cls(weight, weights.take(f"{name}.bias", (outputs,)))
+        return cls(weight, weights.take(f"{name}.bias", (outputs,)), (Module(name, outputs),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +177,7 @@ class Attention:
         q, k, v = qkv.columns(0, q_width), qkv.columns(q_width, kv_width), qkv.columns(q_width + kv_width, kv_width)
         mixed = Register("mixed", q_width)
         return (
-            Linear(qkv, x, self.qkv.weight, self.qkv.bias),
+            self.qkv.linear(qkv, x),
             *self._norms(q, self.q_norm),
             *self._norms(k, self.k_norm),
             *(
@@ -173,7 +186,7 @@ class Attention:
                 else (Rotate(q, self.heads.dim, self.rope), Rotate(k, self.heads.dim, self.rope))
             ),
             Attend(mixed, q, k, v, self.cache, self.heads, self.spec, self.sinks),
-            Linear(out, mixed, self.output.weight, self.output.bias, adds),
+            self.output.linear(out, mixed, adds=adds),
         )
 
     def _norms(self, x: Register, norm: Normalization | None) -> Operations:
@@ -195,9 +208,9 @@ class GatedMlp:
         """See `Block`."""
         gate_up, activated = Register("gate_up", 2 * self.inner_size), Register("activated", self.inner_size)
         return (
-            Linear(gate_up, x, self.gate_up.weight, self.gate_up.bias),
+            self.gate_up.linear(gate_up, x),
             Activate(activated, gate_up, self.activation),
-            Linear(out, activated, self.down.weight, self.down.bias, adds),
+            self.down.linear(out, activated, adds=adds),
         )
 
 
@@ -214,9 +227,9 @@ class PlainMlp:
         """See `Block`."""
         inner, activated = Register("inner", self.inner_size), Register("activated", self.inner_size)
         return (
-            Linear(inner, x, self.up.weight, self.up.bias),
+            self.up.linear(inner, x),
             Activate(activated, inner, self.activation),
-            Linear(out, activated, self.down.weight, self.down.bias, adds),
+            self.down.linear(out, activated, adds=adds),
         )
 
 
@@ -238,7 +251,7 @@ class MixtureOfExperts:
         """See `Block`."""
         logits = Register("logits", self.spec.experts)
         return (
-            Linear(logits, x, self.router.weight, self.router.bias),
+            self.router.linear(logits, x),
             Experts(out, x, logits, self.stack, self.spec, self.activation, self.selection_bias, adds=adds),
         )
 

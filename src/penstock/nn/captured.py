@@ -2,7 +2,7 @@
 
 A decode step of a small model is hundreds of launches, and the host takes longer to make them than the device to
 compute. A graph is captured for each size of step when it first comes, and replayed with other contents. Steps of more
-tokens, and programs with operations that wait for the device, go to the reference on the same backend.
+tokens or with adapters, and programs with operations that wait for the device, go to the reference on the same backend.
 
 Decides which steps are captured, and how a step's rows become a graph's inputs: token by token, each with its own row
 of the block table, so that decode rows, drafts and short prompts are the same to it. Bits are those of the reference:
@@ -24,6 +24,7 @@ from penstock.kernels.cuda_backend import CudaBackend
 from penstock.kernels.state_runs import StateRuns
 from penstock.kernels.triton_attention import PLACES, SEGMENT, Tiles
 from penstock.kernels.triton_step import fill_step
+from penstock.nn.adapters import Adapted
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
     Activate,
@@ -194,12 +195,13 @@ class CapturedExecutor:
         token_ids: Tensor,
         positions: Tensor,
         attend: Attend,
+        adapted: Adapted = (),
         taps: Tensor | None = None,  # noqa: ARG002 - no captured program has any
     ) -> Tensor:
         """See `CausalLM.forward`."""
-        size = self._size(len(token_ids), attend)
+        size = None if adapted else self._size(len(token_ids), attend)
         if size is None:
-            return self._reference.forward(token_ids, positions, attend)
+            return self._reference.forward(token_ids, positions, attend, adapted)
         captured = self._captured.get(size)
         if captured is None or captured.keys is not attend.keys:
             return self._capture(size, token_ids, positions, attend)

@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.contract.model import ModelShape, StateSpec
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.state_runs import StateRuns
+from penstock.nn.adapters import Adapted
 
 __all__ = ["Attend", "CausalLM"]
 
@@ -67,7 +68,14 @@ class CausalLM(Protocol):
         """The sizes that callers must know."""
         ...
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        adapted: Adapted = (),
+        taps: Tensor | None = None,
+    ) -> Tensor:
         """Compute the hidden state of each token, after the final norm.
 
         Args:
@@ -75,6 +83,7 @@ class CausalLM(Protocol):
             positions: `[T]` int64, each token's index in its own sequence, below `shape.max_positions`.
             attend: called once per attention operation, in order; if it is a `PagedAttend`, a model may instead read
                 and write its caches directly.
+            adapted: the tokens that have adapters; () unless the model takes them.
             taps: `[T, width]` float32, contiguous; filled with what the program hands out (`Program.taps`).
 
         Returns:

@@ -4,7 +4,10 @@ Decides how operations are handed over: which neighbours are fused, where regist
 are bfloat16. Knows no family. Differs from the reference in one point: the stream of hidden states is float32 from the
 embedding to the last norm.
 
-Invariant: a token's bits depend on its own sequence alone, as in every single kernel.
+A step with adapters runs a second compiled program, made when the first of them comes, that has a place for them; all
+others run the same one as if there were no adapters.
+
+Invariant: a token's bits depend on its own sequence and its adapter alone, as in every single kernel.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import is_not
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,10 +31,12 @@ from penstock.kernels.native_rows import ACTIVATION_CODES, rotation, vector_of
 from penstock.kernels.packed_linear import ELEMENTS
 from penstock.kernels.packed_stack import PackedStack
 from penstock.kernels.scratch import Scratch
+from penstock.nn.adapters import Adapted, Adapter, sites_of, taking_adapters
 from penstock.nn.causal_lm import Attend
 from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower_layers
 from penstock.nn.operations import (
     Activate,
+    Adapt,
     Embed,
     Experts,
     Gate,
@@ -105,7 +111,9 @@ class CompiledExecutor:
         self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
         self._native = required()
         self._tables = rotary_tables(program)
+        self._dtype = dtype
         self._compiled = _compile(program, dtype)
+        self._adapting: _Adapting | None = None
 
     @property
     def shape(self) -> ModelShape:
@@ -121,7 +129,14 @@ class CompiledExecutor:
         """See `CausalLM.logits`."""
         return head_logits(self.backend, self.program.head, hidden)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        adapted: Adapted = (),
+        taps: Tensor | None = None,
+    ) -> Tensor:
         """See `CausalLM.forward`.
 
         Raises:
@@ -129,7 +144,8 @@ class CompiledExecutor:
         """
         assert isinstance(attend, PagedAttend), "the compiled executor reads and writes the caches itself"
         stream, *inputs = self._looked_up(token_ids, positions)
-        return self.compute_layers(stream, positions, attend, [*inputs, *self._taps(len(positions), taps)])
+        given = [*inputs, *self._taps(len(positions), taps)]
+        return self.compute_layers(stream, positions, attend, given, adapted)
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`; raises as `forward` does."""
@@ -138,7 +154,12 @@ class CompiledExecutor:
         return self.compute_layers(stream, positions, attend, [given, *self._taps(len(given), taps)])
 
     def compute_layers(
-        self, stream: Tensor, positions: Tensor, attend: PagedAttend, inputs: Sequence[Tensor] = ()
+        self,
+        stream: Tensor,
+        positions: Tensor,
+        attend: PagedAttend,
+        inputs: Sequence[Tensor] = (),
+        adapted: Adapted = (),
     ) -> Tensor:
         """Compute the head's input from embeddings; raises as `forward` does.
 
@@ -147,6 +168,7 @@ class CompiledExecutor:
             positions: `[T]` int64.
             attend: the caches.
             inputs: values of `Program.inputs`, `[T, width]` each.
+            adapted: as for `forward`.
         """
         hidden_size, count, kv_len = self.program.shape.hidden_size, positions.shape[0], attend.kv_len
         if stream.shape != (count, hidden_size) or not stream.is_contiguous():
@@ -156,7 +178,8 @@ class CompiledExecutor:
         out = torch.empty(stream.shape, dtype=self._out_dtype)
         longest = max(kv_len.tolist(), default=0)  # cheap: one entry per row of the step
         native, cpu = self._native, self.backend.cpu
-        size = self._compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
+        compiled, groups = (self._compiled, []) if not adapted else self._adapt(adapted)
+        size = compiled.scratch_bytes(cpu, count, kv_len.shape[0], longest)
         step = self._step(positions, attend.write_slots, attend.q_start, kv_len, attend.block_table)
         caches, states = self._caches(attend.keys, attend.values), self._states(attend.states)
         memory = native.Memory(self._scratch.address_of(size), size)
@@ -164,7 +187,7 @@ class CompiledExecutor:
         written = native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype])
         runs = None if attend.runs is None else runs_of(attend.runs)
         with letting_others():  # this call alone: each call of torch lets go of the GIL, and would wait to get it back
-            self._compiled.run(
+            compiled.run(
                 cpu=cpu,
                 step=step,
                 caches=caches,
@@ -174,8 +197,15 @@ class CompiledExecutor:
                 inputs=read,
                 out=written,
                 scratch=memory,
+                adapted=groups,
             )
         return out
+
+    def _adapt(self, adapted: Adapted) -> tuple[Any, list[Any]]:
+        """The program that takes adapters, and the tokens that have some, as it takes them."""
+        if self._adapting is None:
+            self._adapting = _Adapting(self.program, self._dtype)
+        return self._adapting.compiled, self._adapting.groups(adapted)
 
     def _looked_up(self, token_ids: Tensor, positions: Tensor) -> list[Tensor]:
         """The stream as the first layer reads it, then the inputs: float32, contiguous, free to be overwritten."""
@@ -233,6 +263,37 @@ class CompiledExecutor:
         return caches
 
 
+class _Adapting:
+    """The compiled program that takes adapters, and the adapters that it has seen. Owned by an executor."""
+
+    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+        self._sites = len(sites_of(program))
+        self._program = taking_adapters(program)
+        self.compiled = _compile(self._program, dtype)
+        self._seen: WeakKeyDictionary[Adapter, Any] = WeakKeyDictionary()
+
+    def groups(self, adapted: Adapted) -> list[Any]:
+        """The tokens that have adapters, as the program takes them."""
+        make = required().AdaptedTokens
+        return [make(first=first, end=end, adapter=self._native_of(adapter)) for first, end, adapter in adapted]
+
+    def _native_of(self, adapter: Adapter) -> Any:
+        found = self._seen.get(adapter)
+        if found is None:
+            self._seen[adapter] = found = self._made(adapter)
+        return found
+
+    def _made(self, adapter: Adapter) -> Any:
+        """An adapter as addresses: `adapter` keeps the weights alive, and a step keeps `adapter`."""
+        made = required().Adapter(sites=self._sites)
+        for site, update in adapter.updates.items():
+            made.down(site=site, weight=update.down.native)
+            for first, inner, weight in update.ups:
+                made.up(site=site, first=first, inner=inner, weight=weight.native)
+        self.compiled.admit(made)
+        return made
+
+
 def _hidden_dtype(head: Head) -> torch.dtype:
     """Dtype of the head's input: bfloat16 only for a bf16 head; others take float32, to avoid a needless rounding."""
     return torch.bfloat16 if head.weight.arithmetic == "bf16" else torch.float32
@@ -286,6 +347,12 @@ class _Builder:
                 self._linear(index, operation, operation.out, None)
             case Gated():
                 self._linear(index, operation.linear, operation.out, ACTIVATION_CODES[operation.activation])
+            case Adapt():
+                self._compiled.adapt(
+                    x=self._columns(index, operation.x),
+                    out=self._columns(index, operation.out),
+                    site=operation.site,
+                )
             case Activate():
                 self._compiled.activation(
                     kind=ACTIVATION_CODES[operation.kind],

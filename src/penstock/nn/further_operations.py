@@ -1,4 +1,4 @@
-"""Operations that few families need: gates, scaling, column reordering, per-head weights.
+"""Operations that few families need: gates, scaling, column reordering, per-head weights; and what adapters add.
 
 Part of the closed set of `nn.operations`, which re-exports them.
 """
@@ -7,13 +7,42 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from torch import Tensor
 
 from penstock.kernels.experts import StackedWeight, stack_arithmetic
 from penstock.nn.register import Register
 
-__all__ = ["Gate", "GateKind", "GateRows", "ProjectHeads", "Regroup", "Scale", "copied"]
+__all__ = ["Adapt", "Gate", "GateKind", "GateRows", "Module", "ProjectHeads", "Regroup", "Scale", "copied"]
+
+
+class Module(NamedTuple):
+    """A linear module of the checkpoint, as adapters name it, and the number of its outputs."""
+
+    name: str
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapt:
+    """Add to `out`, for each row that has an adapter, what the adapter makes of the row of `x`; see `nn.adapters`.
+
+    It follows the projection that writes `out`, and is only in programs that take adapters.
+
+    Attributes:
+        site: which of the projections that take adapters this is, from 0.
+        modules: the modules that the columns of `out` belong to, in order.
+    """
+
+    out: Register
+    x: Register
+    site: int
+    modules: tuple[Module, ...]
+    adds = True
+
+    def __str__(self) -> str:
+        return self.out.line(f"adapt({self.x}, site {self.site})", adds=True)
 
 
 class GateKind(StrEnum):

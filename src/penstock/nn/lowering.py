@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.nn.operations import (
     Activate,
     Activation,
+    Adapt,
     Attend,
     Embed,
     Experts,
@@ -69,7 +70,9 @@ class Attended:
 
 
 Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Scale | Regroup
-Lowered = Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | ProjectHeads | Recurrent
+Lowered = (
+    Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | ProjectHeads | Recurrent | Adapt
+)
 
 
 def lower(operations: Operations) -> list[Lowered]:

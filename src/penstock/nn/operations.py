@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.further_operations import Gate, GateKind, GateRows, ProjectHeads, Regroup, Scale, copied
+from penstock.nn.further_operations import Adapt, Gate, GateKind, GateRows, Module, ProjectHeads, Regroup, Scale, copied
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
@@ -26,6 +26,7 @@ from penstock.nn.rope import RotaryTable
 __all__ = [
     "Activate",
     "Activation",
+    "Adapt",
     "Attend",
     "Embed",
     "Experts",
@@ -35,6 +36,7 @@ __all__ = [
     "GatedNorm",
     "Heads",
     "Linear",
+    "Module",
     "Norm",
     "NormHeads",
     "NormKind",
@@ -144,6 +146,8 @@ class Linear:
     Attributes:
         weight: `[N, K]`.
         bias: `[N]` or None.
+        modules: the checkpoint's modules that its outputs belong to, in order, by which adapters name them; () for a
+            projection that takes no adapter.
     """
 
     out: Register
@@ -151,6 +155,7 @@ class Linear:
     weight: Weight
     bias: Tensor | None = None
     adds: bool = False
+    modules: tuple[Module, ...] = ()
 
     def __str__(self) -> str:
         shift = "" if self.bias is None else ", bias"
@@ -289,6 +294,7 @@ Operation = (
     | Scale
     | Regroup
     | ProjectHeads
+    | Adapt
 )
 Operations = tuple[Operation, ...]
 

@@ -13,9 +13,11 @@ from penstock.kernels.backend import Backend
 from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
 from penstock.kernels.short_convolution import ConvolutionCall
 from penstock.kernels.state_runs import StateRuns
+from penstock.nn.adapters import Adapted, taking_adapters
 from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
     Activate,
+    Adapt,
     Embed,
     Experts,
     Gate,
@@ -53,6 +55,7 @@ class ReferenceExecutor:
 
     def __init__(self, program: Program, dtype: torch.dtype, backend: Backend) -> None:
         self.program = program
+        self._adapted_program: Program | None = None  # made when the first adapter comes
         self.dtype = dtype
         self.backend = backend
 
@@ -61,9 +64,16 @@ class ReferenceExecutor:
         """See `CausalLM.shape`."""
         return self.program.shape
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        adapted: Adapted = (),
+        taps: Tensor | None = None,
+    ) -> Tensor:
         """See `CausalLM.forward`."""
-        return self._walk({}, token_ids, positions, attend, taps)
+        return self._walk({}, token_ids, positions, attend, taps, adapted)
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`."""
@@ -77,16 +87,23 @@ class ReferenceExecutor:
         positions: Tensor,
         attend: Attend,
         taps: Tensor | None,
+        adapted: Adapted = (),
     ) -> Tensor:
         register = self.program.taps
         if register is not None:
             place = torch.empty(len(positions), register.width, device=positions.device) if taps is None else taps
             given[register.name] = place
-        walk = _Walk(self.program, self.backend, token_ids, positions, attend, self.dtype, given)
+        program = self._taking_adapters() if adapted else self.program
+        walk = _Walk(program, self.backend, token_ids, positions, attend, self.dtype, given, adapted)
         with letting_others():
-            for operation in self.program.operations():
+            for operation in program.operations():
                 walk.compute(operation)
         return walk.result()
+
+    def _taking_adapters(self) -> Program:
+        if self._adapted_program is None:
+            self._adapted_program = taking_adapters(self.program)
+        return self._adapted_program
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
@@ -105,7 +122,9 @@ class _Walk:
         attend: Attend,
         dtype: torch.dtype,
         given: dict[str, Tensor],
+        adapted: Adapted = (),
     ) -> None:
+        self._adapted = adapted
         self._program = program
         self._backend = backend
         self._token_ids, self._positions = token_ids, positions
@@ -126,6 +145,8 @@ class _Walk:
             case Linear(out, x, weight, bias, adds):
                 residual = self._read(out) if adds else None
                 self._registers[out.name] = backend.linear(self._read(x), weight, bias, residual)
+            case Adapt():
+                self._adapt(operation)
             case Activate(out, x, kind):
                 self._write(out, backend.activate(self._read(x), kind.value))
             case NormHeads(x, weight, eps, adds=adds):
@@ -175,6 +196,19 @@ class _Walk:
             case Regroup(out, x, groups):
                 regrouped = self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1)
                 self._write(out, regrouped.clone() if groups == 1 else regrouped)  # which would be a view of `x`
+
+    def _adapt(self, by: Adapt) -> None:
+        """Add what each adapter makes of its tokens, group by group."""
+        x, out = self._read(by.x), self._read(by.out)
+        for first, end, adapter in self._adapted:
+            update = adapter.updates.get(by.site)
+            if update is None:
+                continue
+            inner = self._backend.linear(x[first:end], update.down)
+            for up in update.ups:
+                of_up = inner[:, up.inner : up.inner + up.weight.inputs]
+                columns = out[first:end, up.first : up.first + up.weight.outputs]
+                columns[:] = self._backend.linear(of_up, up.weight, None, columns, columns.dtype)
 
     def _angles(self, table: RotaryTable) -> tuple[Tensor, Tensor]:
         """The cosines and sines of this step's positions, looked up once for all layers."""

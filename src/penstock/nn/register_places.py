@@ -2,7 +2,8 @@
 
 Each layer may overwrite the same name; every such write begins a new live range (`_Life`). Inputs of projections with
 bfloat16 weights are bfloat16, because they are multiplied as such; queries, keys and values have the model's dtype; all
-else is float32.
+else is float32. Adapters, which read what a projection reads and add to what it writes, have no say in this: a register
+has one dtype with them and without.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.nn.lowering import Attended, Gated, Lowered, operands
-from penstock.nn.operations import Linear, ProjectHeads, Register, Regroup
+from penstock.nn.operations import Adapt, Linear, ProjectHeads, Register, Regroup
 from penstock.nn.program import OUT, STREAM
 
 __all__ = ["Place", "Places", "place_registers"]
@@ -118,9 +119,10 @@ def _at(lives: dict[str, list[_Life]], name: str, index: int) -> _Life:
 
 
 def _dtype(life: _Life, dtype: torch.dtype) -> torch.dtype:
-    if any(isinstance(reader, Attended) for reader in life.readers):
+    readers = [reader for reader in life.readers if not isinstance(reader, Adapt)]
+    if any(isinstance(reader, Attended) for reader in readers):
         return dtype
-    projections = [_projection(reader) for reader in life.readers]
+    projections = [_projection(reader) for reader in readers]
     rounded = projections and all(each is not None and _is_bf16(each) for each in projections)
     return torch.bfloat16 if rounded else torch.float32
 

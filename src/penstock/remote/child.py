@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
@@ -31,7 +32,15 @@ __all__ = ["Build", "ClosableRunner", "Prepare", "serve_orders"]
 
 
 class ClosableRunner(Runner, Protocol):
-    """A runner that may have something to save when it ends."""
+    """A runner that may have something to save when it ends, and whose model may be adapted."""
+
+    def load_adapter(self, name: str, path: str, digest: str = "") -> AdapterFacts:
+        """As `AdaptingRunner.load_adapter`; refuses an adapter of another digest than this one, unless it is ""."""
+        ...
+
+    def unload_adapter(self, name: str) -> None:
+        """As `AdaptingRunner.unload_adapter`."""
+        ...
 
     def close(self) -> None:
         """Save what must outlive the process, in a bounded time."""
@@ -170,6 +179,13 @@ class _Child:
                 self._runner.reset()
             case messages.Close():
                 self._runner.close()
+            case messages.LoadAdapter(name, path, digest):
+                try:
+                    return messages.AdapterLoaded(self._runner.load_adapter(name, path, digest))
+                except SetupError as error:
+                    return messages.Refused("", str(error))
+            case messages.UnloadAdapter(name):
+                self._runner.unload_adapter(name)
             case messages.StartProfile():
                 self._profiler.start()
                 self._profiling = True

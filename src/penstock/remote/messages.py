@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.memory import MemoryReport, RunnerFacts
@@ -16,6 +17,7 @@ from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.sampling import SamplingScalar
 
 __all__ = [
+    "AdapterLoaded",
     "Answer",
     "Close",
     "Done",
@@ -25,6 +27,7 @@ __all__ = [
     "Forked",
     "Found",
     "Load",
+    "LoadAdapter",
     "Order",
     "Ran",
     "Ready",
@@ -35,6 +38,7 @@ __all__ = [
     "Said",
     "StartProfile",
     "StopProfile",
+    "UnloadAdapter",
 ]
 
 
@@ -73,6 +77,24 @@ class StopProfile(msgspec.Struct, frozen=True, tag=True):
     """Stop profiling, and write the profile to the file `path`. Answered by `Done` or `Failed`."""
 
     path: str
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Load an adapter. Answered by `AdapterLoaded`, by `Refused` if it cannot be used, or by `Failed`.
+
+    Attributes:
+        digest: what its digest must be; "" for any.
+    """
+
+    name: str
+    path: str
+    digest: str = ""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter. Answered by `Done` or `Failed`."""
+
+    name: str
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
@@ -124,8 +146,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     facts: RunnerFacts
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
+    """The adapter is loaded."""
+
+    facts: AdapterFacts
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be loaded, because of a mistake in the operator's configuration.
+    """The model or adapter cannot be loaded, because of a mistake in the operator's configuration.
 
     Attributes:
         option: the option at fault, or "".
@@ -173,5 +201,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The order has been carried out."""
 
 
-Order = Load | Run | Reset | Close | StartProfile | StopProfile | Fork | Reap
-Answer = Said | Found | Ready | Refused | Ran | Failed | Forked | Ended | Done
+Order = Load | Run | Reset | Close | StartProfile | StopProfile | LoadAdapter | UnloadAdapter | Fork | Reap
+Answer = Said | Found | Ready | Refused | Ran | AdapterLoaded | Failed | Forked | Ended | Done

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault, RunnerLost, SetupError
 from penstock.contract.memory import RunnerFacts
@@ -65,6 +66,7 @@ class ProcessRunner:
         self._started: StepPlan | None = None
         self._loading_seconds = 0.0  # of the last process that loaded
         self._load: messages.Load  # the first order to a process
+        self._adapters: dict[str, AdapterFacts] = {}  # for the next process
         self._saves = False  # whether a process has something to save when it is closed
         self._shared = nursery is not None
         self._nursery = nursery
@@ -167,6 +169,35 @@ class ProcessRunner:
         self._start_again()
         return True
 
+    def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """See `AdaptingRunner`; each process that follows loads it too, if its files have not changed."""
+        facts = self._order_adapter(messages.LoadAdapter(name, path))
+        self._adapters[name] = facts
+        return facts
+
+    def unload_adapter(self, name: str) -> None:
+        """See `AdaptingRunner`."""
+        self._adapters.pop(name, None)
+        self.order(messages.UnloadAdapter(name))
+
+    def _order_adapter(self, order: messages.LoadAdapter) -> AdapterFacts:
+        match self.order(order):
+            case messages.AdapterLoaded(facts):
+                return facts
+            case messages.Refused(_, message):
+                raise SetupError(message)
+            case messages.Failed(report):
+                log.error("the adapter %s could not be loaded:\n%s", order.name, report)
+        raise EngineFault("The adapter could not be loaded; the log says why.")
+
+    def _load_adapters_again(self) -> None:
+        """Load into a new process what the last one had; requests for an adapter that has changed then fail alone."""
+        for facts in self._adapters.values():
+            try:
+                self._order_adapter(messages.LoadAdapter(facts.name, facts.path, facts.digest))
+            except (SetupError, EngineFault) as error:
+                log.error("requests with the adapter %s fail from now on: %s", facts.name, error)
+
     def order(self, order: messages.Order) -> messages.Answer | None:
         """Have an order carried out between two steps; None if the process is lost."""
         try:
@@ -210,6 +241,7 @@ class ProcessRunner:
             except SetupError as error:
                 log.error("the runner's process could not be started anew: %s", error)
                 continue
+            self._load_adapters_again()
             log.warning("a new process computes, pid %d, after %.1f s", self.pid, time.monotonic() - began)
             return
         raise EngineFault(f"the runner's process ended {_MOST_STARTS} times in a row while it loaded the model")

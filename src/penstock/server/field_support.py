@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock.api_fields.fields import Field, Neutrals
 from penstock.server.admin.abort import ABORT_FIELDS
+from penstock.server.admin.adapters import LOAD_FIELDS, NEUTRAL_LOAD, NEUTRAL_UNLOAD, UNLOAD_FIELDS
 from penstock.server.anthropic.messages_request import COUNT_FIELDS, MESSAGES_FIELDS, NEUTRAL_COUNT, NEUTRAL_MESSAGES
 from penstock.server.openai.chat import CHAT_FIELDS, NEUTRAL_CHAT
 from penstock.server.openai.chat_store import STORED_CHAT_FIELDS
@@ -49,6 +50,8 @@ ENDPOINTS: dict[str, tuple[Sequence[Field], Neutrals]] = {
     "/detokenize": (DETOKENIZE_FIELDS, {}),
     "/apply-template": (TEMPLATE_FIELDS, NEUTRAL_TEMPLATE),
     "/abort_requests": (ABORT_FIELDS, {}),
+    "/v1/load_lora_adapter": (LOAD_FIELDS, NEUTRAL_LOAD),
+    "/v1/unload_lora_adapter": (UNLOAD_FIELDS, NEUTRAL_UNLOAD),
 }
 
 _TEXT_ONLY = "The models served here read and write text only."
@@ -72,6 +75,8 @@ REASONS = {
     "documents": "Put documents into the messages.",
     "early_stopping": _LIBRARY_BEAMS,
     "image": _TEXT_ONLY,
+    "load_inplace": "An adapter is unloaded first, when its requests have ended.",
+    "lora_int_id": "Adapters have names, not numbers.",
     "inference_geo": _HOSTED,
     "length_penalty": _LIBRARY_BEAMS,
     "max_tool_calls": _NO_TOOLS,

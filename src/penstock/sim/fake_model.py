@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from collections.abc import Sequence
 
 from penstock.contract.embedding import Pooling
@@ -33,9 +34,9 @@ START = 1
 _FINITE = 0xBFFF_FFFF_BFFF_FFFF
 
 
-def cell(token: int, position: int) -> int:
-    """The value in the fake KV memory for `token` at `position`: different for any two pairs that a test will meet."""
-    return (token * 1_000_003 + position * 7_919 + 1) % (1 << CELL_BITS)
+def cell(token: int, position: int, adapter: str = "") -> int:
+    """The value in the fake KV memory for `token` at `position`: different for any two that a test will meet."""
+    return (token * 1_000_003 + position * 7_919 + 1 + (zlib.crc32(adapter.encode()) << 24)) % (1 << CELL_BITS)
 
 
 def carry(state: int, cells: Sequence[int]) -> int:
@@ -97,16 +98,17 @@ def golden(
     choice: int = 0,
     window: int | None = None,
     stateful: bool = False,
+    adapter: str = "",
 ) -> tuple[int, ...]:
     """The `count` tokens that follow `prompt`, computed without any KV memory; stop rules are ignored.
 
     With `stateful`, the model carries a recurrent state besides its KV, and the tokens depend on it too.
     """
     tokens = list(prompt)
-    cells = [cell(token, position) for position, token in enumerate(tokens)]
+    cells = [cell(token, position, adapter) for position, token in enumerate(tokens)]
     for _ in range(count):
         tokens.append(next_token(_known(cells, window, stateful), vocab_size, sampling, choice))
-        cells.append(cell(tokens[-1], len(cells)))
+        cells.append(cell(tokens[-1], len(cells), adapter))
     return tuple(tokens[len(prompt) :])
 
 

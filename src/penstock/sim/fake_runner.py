@@ -18,12 +18,14 @@ decides nothing else, and does not know the scheduler.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.embedding import Pooling
-from penstock.contract.errors import EngineFault
+from penstock.contract.errors import EngineFault, SetupError
 from penstock.contract.plan import Admit, GuessWork, Row, RowResult, SampledToken, Save, StepPlan, StepResult
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.sim.clock import SimClock
@@ -99,6 +101,7 @@ class FakeRunner:
         crashes: how many steps raised because a test ordered it.
         stored: saved blocks, by key; it outlives every reset, and may be shared with another runner.
         stored_states: saved recurrent states, as `stored`.
+        adapters: path of each loaded adapter, by name; what a sequence has in memory depends on its adapter's name.
     """
 
     def __init__(
@@ -127,11 +130,25 @@ class FakeRunner:
         self.crashes = 0
         self.stored: dict[bytes, list[int]] = {}
         self.stored_states: dict[bytes, int] = {}
+        self.adapters: dict[str, str] = {}
 
     @property
     def occupied(self) -> dict[int, str]:
         """Slot -> id of the sequence in it."""
         return {index: slot.admit.seq_id for index, slot in self._slots.items()}
+
+    def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """See `AdaptingRunner`; a path that holds `bad` is refused."""
+        if "bad" in path:
+            raise SetupError(f"{path} is no adapter")
+        self._require(name not in self.adapters, f"the adapter {name} is loaded twice")
+        self.adapters[name] = path
+        digest = hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+        return AdapterFacts(name, path, digest, rank=8, modules=1, bytes=64)
+
+    def unload_adapter(self, name: str) -> None:
+        """See `AdaptingRunner`."""
+        del self.adapters[name]
 
     def fail_sequence(self, seq_id: str, message: str) -> None:
         """Make the next row of this sequence fail."""
@@ -245,7 +262,7 @@ class FakeRunner:
         name = f"block {save.block}, which is to be saved,"
         self._require(len(cells) == self._config.block_size, f"{name} was not written whole")
         self._require(self.stored.setdefault(save.key, cells) == cells, f"{name} is not what its key says")
-        first = cells[0] - cell(save.tokens[0], 0)  # what the block's position adds
+        first = cells[0] - cell(save.tokens[0], 0)  # what the block's position and adapter add
         right = [cell(token, at) + first for at, token in enumerate(save.tokens)]
         self._require(cells == right, f"{name} has other tokens")
 
@@ -318,6 +335,8 @@ class FakeRunner:
         self._require(len(set(kept)) == len(kept), f"{admit.seq_id}: a block is listed twice")
         skips = admit.computed and admit.embedding is not None and not admit.embedding.pooling.takes_cached
         self._require(not skips, f"{admit.seq_id}: pools positions that are not computed")
+        known = not admit.adapter or admit.adapter in self.adapters
+        self._require(known, f"{admit.seq_id}: there is no adapter {admit.adapter!r}")
         restores = self._stateful and admit.computed > 0
         self._require(
             restores == (admit.checkpoint >= 0), f"{admit.seq_id}: a hit restores its state, nothing else does"
@@ -465,7 +484,7 @@ class FakeRunner:
         else:
             slot.states = [before]
             for position, token in enumerate((*slot.tokens[row.start : known], *row.drafts), start=row.start):
-                slot.states.append(carry(slot.states[-1], [cell(token, position)]))
+                slot.states.append(carry(slot.states[-1], [cell(token, position, slot.admit.adapter)]))
         slot.state, slot.held = slot.states[-1], False
         if name in self._failing:
             return
@@ -493,7 +512,7 @@ class FakeRunner:
         tokens = (*slot.tokens[row.start : known], *row.drafts)
         for position, token in enumerate(tokens, start=row.start):
             block, offset = divmod(position, self._config.block_size)
-            self._memory[slot.table[block]][offset] = cell(token, position)
+            self._memory[slot.table[block]][offset] = cell(token, position, slot.admit.adapter)
         cells = prefix + self._read(slot, row.start, row.start + row.count)[row.start :]
         slot.computed = known
         if slot.admit.embedding is not None:

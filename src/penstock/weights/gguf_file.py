@@ -32,7 +32,7 @@ from penstock.weights.source import (
     read_elements,
 )
 
-__all__ = ["GgufSource", "open_gguf"]
+__all__ = ["GgufSource", "interleaved_rows", "open_gguf", "read_numbers"]
 
 _BY_HEADS = (Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY)
 _IN_ORDER = (Arrangement.SAME, Arrangement.FLAT, Arrangement.FILTERS, Arrangement.ROW)
@@ -106,7 +106,7 @@ class GgufSource(TensorSource):
             raise ModelFileError(
                 str(self.header.path), name, f"has slices of shape {part.shape}, expected {tuple(out.shape)}"
             )
-        self._read_flat(part, out.view(-1))
+        read_numbers(part, out.view(-1))
 
     def _slice(self, name: str, index: int) -> GgufTensor:
         whole = self.stored[name]
@@ -123,13 +123,13 @@ class GgufSource(TensorSource):
         if tuple(out.shape) != wanted:
             raise ModelFileError(str(path), name, f"has shape {wanted}, expected {tuple(out.shape)}")
         if arrangement in _IN_ORDER:
-            self._read_flat(tensor, out.view(-1))
+            read_numbers(tensor, out.view(-1))
         elif arrangement is Arrangement.TRANSPOSED:
             for start, rows in _row_pieces(tensor):
                 convert_into(rows.T, out[:, start : start + len(rows)], path, name)
         elif arrangement in _COMPUTED:
             numbers = torch.empty(wanted)  # float32: near 1, a narrower type would lose the difference from 1
-            self._read_flat(tensor, numbers)
+            read_numbers(tensor, numbers)
             if arrangement is Arrangement.DECAY and not bool((numbers < 0).all()):
                 raise ModelFileError(str(path), tensor.name, "must be below 0 throughout")
             computed = torch.log(-numbers) if arrangement is Arrangement.DECAY else numbers - 1.0
@@ -141,26 +141,31 @@ class GgufSource(TensorSource):
                 convert_into(rows, placed, path, name)
                 out.view(tensor.shape[0], -1)[order[start : start + len(rows)]] = placed
 
-    def _read_flat(self, tensor: GgufTensor, flat: torch.Tensor) -> None:
-        """Read elements that are already in order: directly for float types, decoded piece by piece for blocks."""
-        path, kind = tensor.path, tensor.kind
-        if kind.name in FLOAT_TYPES:
-            read_elements(path, tensor.name, tensor.offset, FLOAT_TYPES[kind.name], flat)
-            return
-        for start, numbers in _pieces(tensor, kind.elements):
-            numbers = numbers.view(-1)
-            convert_into(numbers, flat[start * kind.elements :][: len(numbers)], path, tensor.name)
-
     def _row_order(self, tensor: GgufTensor, arrangement: Arrangement) -> torch.Tensor:
-        """Where each stored row goes: `[rows]`, int64.
-
-        Stored rows of a head alternate between the two halves of Hugging Face's rotary embedding (`permute` in
-        llama.cpp's conversion); the inverse puts row `2i + j` at `j * D / 2 + i`.
-        """
+        """Where each stored row goes: `[rows]`, int64."""
         query = arrangement is Arrangement.INTERLEAVED_QUERY
-        heads = self.config["num_attention_heads" if query else "num_key_value_heads"]
-        order = torch.arange(tensor.shape[0]).view(heads, 2, -1)  # [H, 2, D/2]
-        return order.transpose(1, 2).reshape(-1)
+        return interleaved_rows(tensor.shape[0], self.config["num_attention_heads" if query else "num_key_value_heads"])
+
+
+def interleaved_rows(rows: int, heads: int) -> torch.Tensor:
+    """Where each stored row of queries or keys goes, `[rows]` int64, if they are interleaved.
+
+    Stored rows of a head alternate between the two halves of Hugging Face's rotary embedding (`permute` in
+    llama.cpp's conversion); the inverse puts row `2i + j` at `j * D / 2 + i`.
+    """
+    order = torch.arange(rows).view(heads, 2, -1)  # [H, 2, D/2]
+    return order.transpose(1, 2).reshape(-1)
+
+
+def read_numbers(tensor: GgufTensor, flat: torch.Tensor) -> None:
+    """Read elements that are already in order: directly for float types, decoded piece by piece for blocks."""
+    path, kind = tensor.path, tensor.kind
+    if kind.name in FLOAT_TYPES:
+        read_elements(path, tensor.name, tensor.offset, FLOAT_TYPES[kind.name], flat)
+        return
+    for start, numbers in _pieces(tensor, kind.elements):
+        numbers = numbers.view(-1)
+        convert_into(numbers, flat[start * kind.elements :][: len(numbers)], path, tensor.name)
 
 
 def _read_blocks(tensor: GgufTensor) -> StoredBlocks:

@@ -6,6 +6,7 @@ samples. Each application has its own registry; there is no global state.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -17,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from penstock.contract.errors import RefusalCause
-from penstock.contract.measurements import Histogram, Measurements
+from penstock.contract.measurements import AdaptersInUse, Histogram, Measurements
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.observation import RequestRecord
@@ -162,6 +163,8 @@ class EngineMetrics(Collector):
         info = GaugeMetricFamily("vllm:cache_config_info", "Sizes of the KV cache.", labels=(*LABELS, *labels))
         info.add_metric((*self._labels, *labels.values()), 1)
         yield info
+        if measured.adapters is not None:
+            yield _adapters_info(measured.adapters)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=LABELS)
@@ -208,6 +211,18 @@ class EngineMetrics(Collector):
             family.add_metric((*self._labels, store), size)
         yield family
         yield self._gauge("penstock:memory_limit_bytes", "The most that they may be together.", self._memory.limit)
+
+
+def _adapters_info(used: AdaptersInUse) -> Metric:
+    """Which adapters are in use, as labels; as in vLLM, the value says when: the newest sample is the present."""
+    labels = {
+        "max_lora": str(used.most),
+        "waiting_lora_adapters": ",".join(used.waiting),
+        "running_lora_adapters": ",".join(used.running),
+    }
+    info = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of sequences that wait or run.", labels=tuple(labels))
+    info.add_metric(tuple(labels.values()), time.time())
+    return info
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -34,6 +34,8 @@ SCHEMAS: JsonObject = {
         {"status": {"type": "string", "enum": ["ready", "not ready"]}, "reason": STRING, "error": ERROR},
         optional=("error",),
     ),
+    "AdapterLoaded": object_of({"loaded": STRING, "rank": INTEGER, "bytes": INTEGER}),
+    "AdapterUnloaded": object_of({"unloaded": STRING}),
     "Aborted": object_of({"aborted": list_of(STRING)}),
     "Reset": object_of({"reset": BOOLEAN}),
     "Profile": object_of({"profiling": BOOLEAN, "files": list_of(STRING)}),

@@ -165,7 +165,7 @@ def _usage(usage: Usage) -> JsonObject:
 
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
-    client, card, limits = serving.client, serving.card, serving.limits
+    client, limits = serving.client, serving.limits
     extra = request_body(fitted(MESSAGES_FIELDS, serving.card, {}), NEUTRAL_MESSAGES, "messages", "max_tokens")
     described = answers("AnthropicMessage", stream="text/event-stream", error="AnthropicError")
 
@@ -188,7 +188,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def count_tokens(http_request: Request) -> Response:
         """How many tokens a conversation has, as Anthropic's endpoint of this name."""
-        chat = await serving.read(http_request, lambda body: parse_count(body, card, limits))
+        chat = await serving.read(http_request, lambda body: parse_count(body, serving.card_now, limits))
         try:
             prompt = await client.tokenize(chat.prompt, caller_of(http_request.scope).name)
         except RequestError as error:

@@ -70,14 +70,20 @@ class Serving:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     around: list[Callable[[], AbstractAsyncContextManager[None]]] = field(default_factory=list)
 
+    @property
+    def card_now(self) -> ModelCard:
+        """The model card, with the adapters that are loaded now."""
+        return replace(self.card, adapters=tuple(self.client.adapters())) if self.card.takes_adapters else self.card
+
     async def parse(self, http_request: Request, prefix: str, parse: Parse) -> ParsedRequest:
         """Read a generating request; the response's id will begin with `prefix`.
 
         Raises:
             RequestError: as `accept`.
         """
+        card = self.card_now
         parsed, _ = await self.accept(
-            http_request, prefix, lambda body, response_id: (parse(body, response_id, self.card, self.limits), None)
+            http_request, prefix, lambda body, response_id: (parse(body, response_id, card, self.limits), None)
         )
         return parsed
 
@@ -122,7 +128,13 @@ class Serving:
         parsed, done = self.normalize(parsed)
         if done:
             http_request.scope.setdefault(EXTRA_HEADERS, {})["x-normalized"] = ", ".join(done)
-        return bound(parsed, caller, seconds)
+        return bound(self.adapted(parsed), caller, seconds)
+
+    def adapted(self, parsed: ParsedRequest) -> ParsedRequest:
+        """The request with the adapter that it names in place of the model, if it names one."""
+        if parsed.model in self.card.names or parsed.model not in self.card_now.adapters:
+            return parsed
+        return replace(parsed, requests=tuple(replace(each, adapter=parsed.model) for each in parsed.requests))
 
     def normalize(self, parsed: ParsedRequest) -> tuple[ParsedRequest, tuple[str, ...]]:
         """The request with normalised conversations, if the option is on, and what was done to them."""

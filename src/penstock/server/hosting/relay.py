@@ -6,10 +6,12 @@ is answered from the last look while the model is not loaded, and loads nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
+from penstock.contract.adapter import AdapterFacts
+from penstock.contract.errors import RequestError, UnknownModel
 from penstock.contract.events import Output
 from penstock.contract.hosting import Models, ServedModel
 from penstock.contract.measurements import Measurements
@@ -54,6 +56,18 @@ class RelayedClient:
         """See `EngineClient.check_queue`."""
         if (client := self._client) is not None:
             client.check_queue(tenant)
+
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """See `EngineClient.adapters`: none, of several models."""
+        return {}
+
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:  # noqa: ARG002 - as in `EngineClient`
+        """Refuse to; see `EngineClient.load_adapter`."""
+        raise RequestError("A server of several models takes no adapters.", code="adapters_off")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse to; see `EngineClient.unload_adapter`."""
+        raise UnknownModel(name, self._name)
 
     def health(self) -> Health:
         """See `EngineClient.health`; a model that is not loaded is well, and does nothing."""

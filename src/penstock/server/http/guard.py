@@ -29,6 +29,7 @@ ADMIN_PATHS = frozenset(
     {
         *(b"/reset_prefix_cache", b"/start_profile", b"/stop_profile"),
         *(b"/models/load", b"/models/unload", b"/models/pin", b"/models/unpin"),
+        *(b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter"),
     }
 )
 HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]*)?")

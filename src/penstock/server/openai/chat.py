@@ -239,7 +239,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         parsed, body = await serving.accept(
             http_request,
             "chatcmpl-",
-            lambda body, response_id: (parse_chat(body, response_id, serving.card, serving.limits), body),
+            lambda body, response_id: (parse_chat(body, response_id, serving.card_now, serving.limits), body),
         )
         logprobs = parsed.requests[0].sampling.has("logprobs")
         formatter = ChatFormatter(parsed.id, parsed.model, parsed.created, logprobs)

@@ -160,13 +160,15 @@ def _read_input(value: Any, path: str, cut: bool, card: ModelCard, limits: Reque
 
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /v1/embeddings`."""
-    card, limits = serving.card, serving.limits
+    limits = serving.limits
     extra = request_body(fitted(EMBEDDING_FIELDS, serving.card), NEUTRAL_EMBEDDINGS, "input")
 
     async def embeddings(http_request: Request) -> Response:
         """A vector for each input, in their order."""
         response_id = "embd-" + secrets.token_hex(16)
-        wanted = await serving.read(http_request, lambda body: parse_embeddings(body, response_id, card, limits))
+        wanted = await serving.read(
+            http_request, lambda body: parse_embeddings(body, response_id, serving.card_now, limits)
+        )
         parsed = serving.bind(wanted.parsed, http_request)
         delivery = _EmbeddingDelivery(parsed, wanted.encoding_format, serving.live.seconds_for(parsed.requests[0]))
         return serving.respond(parsed, delivery)

@@ -61,7 +61,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
     Raises:
         RequestError: the request cannot be served; names the field.
     """
-    served_name(body, card, limits)
+    model = served_name(body, card, limits)
     given = read_fields(body, GENERATE_FIELDS, NEUTRAL_GENERATE)
     aliases = max_tokens_alias(given, "max_new_tokens")
     move_stop_on_eos(given)
@@ -80,6 +80,7 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
         timings=timings,
         prompt_logprobs=read_prompt_logprobs(options.params, stream=stream, in_choices=False),
         aliases=aliases | {"messages": "prompt"},
+        model=model,
         user=options.tenant,
     )
 

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{model_id}`: the served model, once for each of its names.
+"""`GET /v1/models` and `GET /v1/models/{model_id}`: the served model, once for each of its names, and its adapters.
 
 Both vendors have these paths: a request with the header `anthropic-version` is answered in Anthropic's format.
 """
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from fastapi import Request, Response
 
 from penstock.api_fields.strict_json import JsonObject, printable
+from penstock.contract.adapter import AdapterFacts
 from penstock.contract.errors import InvalidParameter, UnknownModel
 from penstock.contract.model import ModelCard
 from penstock.server.delivery.serving import Serving
@@ -18,7 +19,15 @@ from penstock.server.http.failures import HttpRefusal, json_response
 from penstock.server.http.openapi import answers
 from penstock.server.http.route import Route
 
-__all__ = ["ANTHROPIC", "anthropic_list", "anthropic_model", "model_object", "not_deletable", "routes"]
+__all__ = [
+    "ANTHROPIC",
+    "adapter_object",
+    "anthropic_list",
+    "anthropic_model",
+    "model_object",
+    "not_deletable",
+    "routes",
+]
 
 ANTHROPIC = "anthropic-version"
 MOST_MODELS = 1000
@@ -28,23 +37,33 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     """Both endpoints, and the refusal to delete a model."""
     card = serving.card
 
+    def adapters() -> Mapping[str, AdapterFacts]:
+        return serving.client.adapters() if card.takes_adapters else {}
+
     async def list_models(http_request: Request) -> Response:
-        """The served model under each of its names."""
+        """The served model under each of its names, then each adapter that is loaded."""
+        loaded = adapters()
         if ANTHROPIC in http_request.headers:
-            return json_response(200, anthropic_list(card.names, card.created, http_request.query_params))
-        return json_response(200, {"object": "list", "data": [model_object(card, name) for name in card.names]})
+            names = (*card.names, *loaded)
+            return json_response(200, anthropic_list(names, card.created, http_request.query_params))
+        data = [model_object(card, name) for name in card.names]
+        data += [adapter_object(card, facts) for facts in loaded.values()]
+        return json_response(200, {"object": "list", "data": data})
 
     async def retrieve_model(http_request: Request, model_id: str) -> Response:
         """The served model, by name; names may hold slashes."""
-        if not card.answers_to(model_id):
-            raise UnknownModel(printable(model_id), *card.names)
+        loaded = adapters()
+        if model_id not in loaded and not card.answers_to(model_id):
+            raise UnknownModel(printable(model_id), *card.names, *loaded)
         if ANTHROPIC in http_request.headers:
             return json_response(200, anthropic_model(model_id, card.created))
+        if model_id in loaded and model_id not in card.names:
+            return json_response(200, adapter_object(card, loaded[model_id]))
         return json_response(200, model_object(card, model_id))
 
     async def delete_model(model_id: str) -> Response:
         """Refused: what is served is the operator's decision."""
-        if not card.answers_to(model_id):
+        if not serving.card_now.answers_to(model_id):
             raise UnknownModel(printable(model_id), *card.names)
         raise not_deletable()
 
@@ -88,6 +107,11 @@ def anthropic_model(name: str, created: int) -> JsonObject:
     """A model in Anthropic's format; `created` in seconds since 1970."""
     since = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return {"type": "model", "id": name, "display_name": name, "created_at": since}
+
+
+def adapter_object(card: ModelCard, facts: AdapterFacts) -> JsonObject:
+    """An adapter in OpenAI's format: `parent` is the model that it adapts, `root` where its files are."""
+    return model_object(card, facts.name) | {"created": facts.created, "root": facts.path, "parent": card.name}
 
 
 def model_object(card: ModelCard, name: str) -> JsonObject:

@@ -182,7 +182,7 @@ class Responses:
 
     def _parse(self, body: JsonObject, response_id: str, caller: Caller) -> ResponseRequest:
         return parse_response(
-            body, response_id, self._serving.card, self._serving.limits, lambda each: self._recall(each, caller)
+            body, response_id, self._serving.card_now, self._serving.limits, lambda each: self._recall(each, caller)
         )
 
     def _recall(self, response_id: str, caller: Caller) -> tuple[Message, ...]:

@@ -149,10 +149,10 @@ class BackgroundResponses:
             raise _NotAgain(f"{unfinished}, and the API key that asked for it is not one of this server's any more.")
         before = stored.history[: asked.before]
         serving = self._serving
-        wanted = parse_response(asked.body, stored.id, serving.card, serving.limits, lambda _: before)
+        wanted = parse_response(asked.body, stored.id, serving.card_now, serving.limits, lambda _: before)
         requests = tuple(map(with_seed, wanted.parsed.requests))
         parsed = replace(wanted.parsed, requests=requests, created=stored.body["created_at"])
-        return replace(wanted, parsed=bound(self._serving.normalize(parsed)[0], caller))
+        return replace(wanted, parsed=bound(serving.adapted(serving.normalize(parsed)[0]), caller))
 
     def _caller(self, tenant: str) -> Caller | None:
         """The caller of this name; None if it no longer has a key."""

@@ -41,6 +41,7 @@ def compacting(request: EngineRequest) -> EngineRequest:
         stop=StopRules(max_tokens=MOST_TOKENS),
         tenant=request.tenant,
         cache_salt=request.cache_salt,
+        adapter=request.adapter,
     )
 
 

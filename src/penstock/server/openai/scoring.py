@@ -255,7 +255,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def answered(http_request: Request, prefix: str, parse: Callable[..., ScoringRequest]) -> Response:
         response_id = prefix + secrets.token_hex(16)
-        wanted = await serving.read(http_request, lambda body: parse(body, response_id, card, limits))
+        wanted = await serving.read(http_request, lambda body: parse(body, response_id, serving.card_now, limits))
         parsed = serving.bind(wanted.parsed, http_request)
         return serving.respond(parsed, _ScoringDelivery(wanted, serving.live.seconds_for(parsed.requests[0])))
 

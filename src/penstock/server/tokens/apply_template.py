@@ -46,12 +46,12 @@ def parse_template(body: JsonObject, card: ModelCard, limits: RequestLimits) -> 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /apply-template`."""
-    card, limits = serving.card, serving.limits
+    limits = serving.limits
     extra = request_body(fitted(TEMPLATE_FIELDS, serving.card), NEUTRAL_TEMPLATE, "messages")
 
     async def apply_template(http_request: Request) -> Response:
         """The text that the model would be given for a conversation."""
-        prompt = await serving.read(http_request, lambda body: parse_template(body, card, limits))
+        prompt = await serving.read(http_request, lambda body: parse_template(body, serving.card_now, limits))
         tokenized = await serving.client.tokenize(prompt, caller_of(http_request.scope).name)
         return json_response(200, {"prompt": tokenized.text})
 

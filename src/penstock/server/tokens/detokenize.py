@@ -51,7 +51,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def detokenize(http_request: Request) -> Response:
         """The text of token ids, control tokens included."""
-        tokens = await serving.read(http_request, lambda body: parse_detokenize(body, card, limits))
+        tokens = await serving.read(http_request, lambda body: parse_detokenize(body, serving.card_now, limits))
         return json_response(200, {"prompt": await serving.client.detokenize(tokens)})
 
     return (Route("POST", "/detokenize", detokenize, answers("Detokenized"), extra),)

@@ -82,7 +82,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def tokenize(http_request: Request) -> Response:
         """The token ids of a prompt or conversation."""
-        prompt, strings = await serving.read(http_request, lambda body: parse_tokenize(body, card, limits))
+        prompt, strings = await serving.read(http_request, lambda body: parse_tokenize(body, serving.card_now, limits))
         tokenized = await serving.client.tokenize(prompt, caller_of(http_request.scope).name)
         return json_response(200, _answer(tokenized, strings, card))
 

@@ -1,0 +1,108 @@
+"""The adapters of a runner, and the slots whose sequences have one.
+
+Decides the order of a step's rows: those of one adapter are neighbours, so that its tokens are one group and its
+weights are read once. Does not know files: a function that it is given reads them.
+
+Invariant: a slot keeps its adapter until it is released, whatever happens to the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from penstock.contract.adapter import AdapterFacts
+from penstock.contract.errors import SetupError
+from penstock.contract.plan import Admit, Row, RowResult
+from penstock.nn.adapters import Adapted, AdaptedTokens, Adapter
+
+__all__ = ["AdapterSlots", "LoadAdapter"]
+
+LoadAdapter = Callable[[str, str], tuple[Adapter, AdapterFacts]]
+"""Reads the adapter with a name, from a path. Raises SetupError."""
+
+MISSING = "The adapter of this request is not loaded any more: its files have changed or are gone."
+
+
+class AdapterSlots:
+    """Owned by a runner; not thread-safe.
+
+    Args:
+        load: reads adapters; None for a model that takes none.
+    """
+
+    def __init__(self, load: LoadAdapter | None = None) -> None:
+        self._load = load
+        self._loaded: dict[str, Adapter] = {}
+        self._names: dict[int, str] = {}  # by slot
+        self._adapters: dict[int, Adapter | None] = {}  # by slot; None where it is missing
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any slot has an adapter."""
+        return bool(self._names)
+
+    def load(self, name: str, path: str, digest: str = "") -> AdapterFacts:
+        """Load an adapter under a name that is free.
+
+        Args:
+            name: what plans call it.
+            path: where its files are.
+            digest: what its digest must be; "" for any.
+
+        Raises:
+            SetupError: it cannot be used, or its digest is another.
+        """
+        assert self._load is not None, "this model takes no adapters"
+        assert name not in self._loaded, f"there is an adapter {name} already"
+        adapter, facts = self._load(name, path)
+        if digest not in ("", facts.digest):
+            raise SetupError(f"the files of the adapter {name} in {path} have changed since it was loaded")
+        self._loaded[name] = adapter
+        return facts
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; slots that have it keep it until they are released."""
+        self._loaded.pop(name, None)
+
+    def admit(self, admit: Admit) -> None:
+        """Note the adapter of a sequence, if it has one."""
+        if admit.adapter:
+            self._names[admit.slot] = admit.adapter
+            self._adapters[admit.slot] = self._loaded.get(admit.adapter)
+
+    def release(self, slot: int) -> None:
+        """Forget the sequence in `slot`."""
+        self._names.pop(slot, None)
+        self._adapters.pop(slot, None)
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._names.clear()
+        self._adapters.clear()
+
+    def in_groups(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows in another order: those without an adapter, then those of each adapter."""
+        return sorted(rows, key=lambda row: self._names.get(row.slot, ""))
+
+    def adapted(self, rows: Sequence[Row]) -> Adapted:
+        """The tokens of `rows`, which come from `in_groups`, that have adapters."""
+        groups: list[AdaptedTokens] = []
+        end = 0
+        for row in rows:
+            first, end = end, end + row.count
+            adapter = self._adapters.get(row.slot)
+            if adapter is None:
+                continue
+            if groups and groups[-1].adapter is adapter:
+                first = groups.pop().first
+            groups.append(AdaptedTokens(first, end, adapter))
+        return groups
+
+    def refused(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[RowResult, ...]:
+        """The results, with a failure for each row whose adapter is missing: it was computed without."""
+        missing = {row.slot for row in rows if self._adapters.get(row.slot, row) is None}
+        if not missing:
+            return tuple(results)
+        kept = {result.slot: result for result in results}
+        kept |= {slot: RowResult(slot, failure=MISSING) for slot in missing}
+        return tuple(kept[row.slot] for row in rows if row.slot in kept)
