@@ -59,7 +59,16 @@ QUEUE = {
     "step_target_ms": 50,
     "max_queue_seconds": 9,
 }
-HTTP = {"served_model_name": ("mine",), "scheduling_policy": "priority", "memory_limit": 64 << 20}
+HTTP = {
+    "served_model_name": ("mine",),
+    "scheduling_policy": "priority",
+    "memory_limit": 64 << 20,
+    "kv_events": "tcp://127.0.0.1:5557",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
+    "kv_events_topic": "kv@",
+    "kv_events_format": "arrays",
+    "kv_events_buffer": 9,
+}
 
 
 @pytest.mark.parametrize(("library", "unread"), [(LLM, QUEUE | HTTP), (AsyncLLM, HTTP)])

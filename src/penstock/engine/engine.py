@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
+from penstock.contract.cache_events import CacheEvents
 from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
     Admitted,
@@ -89,6 +90,7 @@ class Engine:
         clock: the clock of arrival times; without it every duration is measured as 0.
         stored: knows which stored blocks exist, if the scheduler asks for any.
         drafter: guesses next tokens; without it only the runner's own guesses are used.
+        cache_events: is told what enters and leaves the prefix cache, if the scheduler notes it.
 
     Raises:
         ConfigError: the scheduler would have more plans in flight than the runner takes.
@@ -109,6 +111,7 @@ class Engine:
         clock: Clock | None = None,
         drafter: Drafter | None = None,
         stored: StoredBlocks | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
@@ -118,6 +121,7 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
         self._stored = stored
+        self._cache_events = cache_events
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._record_parts(None)
@@ -206,6 +210,7 @@ class Engine:
         """Forget all cached KV; running sequences keep theirs."""
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
+        self._publish_cache_events()
 
     def start_profile(self, profile: Profile) -> None:
         """Record every step from now on. Must be called by the thread that steps.
@@ -339,6 +344,7 @@ class Engine:
         self._recorder.failed(killed)
         if lost:
             self.reset_prefix_cache()
+        self._publish_cache_events()  # of the plans that were taken back
         return self._filter_outputs([output for event in events for output in self._translate(event)])
 
     def die(self, reason: str) -> StepOutputs:
@@ -369,7 +375,16 @@ class Engine:
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
+        if self._cache_events is not None:
+            self._publish_cache_events()
         return self._filter_outputs(outputs)
+
+    def _publish_cache_events(self) -> None:
+        """Pass on what entered and left the prefix cache since the last time."""
+        events = self.scheduler.take_cache_events()
+        if self._cache_events is not None and events:
+            self._cache_events.publish(events)
+            self.metrics.cache_events(self._cache_events.counts)
 
     def _filter_outputs(self, outputs: StepOutputs) -> StepOutputs:
         """Withhold the outputs of a request with `best_of` until its choices are ranked."""
