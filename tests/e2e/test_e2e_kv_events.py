@@ -67,16 +67,19 @@ def context() -> Iterator[Sockets]:
     sockets.close()
 
 
-def complete(url: str, prompt: list[int], **fields) -> dict:
+def complete(url: str, prompt: list[int], key: str = "none", **fields) -> dict:
     body = {"prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body | fields, timeout=PATIENCE)
+    headers = {"authorization": f"Bearer {key}"}
+    answer = httpx.post(f"{url}/v1/completions", json=body | fields, headers=headers, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def caught_up(context, address: str, url: str) -> View:
+def caught_up(context, address: str, url: str, key: str = "none") -> View:
     """What a router knows that has heard everything."""
-    httpx.get(f"{url}/health/ready")  # the engine has taken a message since: the step before is done
+    httpx.get(
+        f"{url}/health/ready", headers={"authorization": f"Bearer {key}"}
+    )  # the engine has taken a message since: the step before is done
     view = View()
     for number, payload in replay(context, address, 0):
         view.take(number, payload)
@@ -139,6 +142,20 @@ def test_answers_are_told_too_and_salts_are_apart(folder, context):
         assert salted.salts[first] == ["tenant"]
         assert salted.tokens_of(first) == tuple(PROMPT[:BLOCK])
         assert salted.blocks.keys() - view.blocks.keys() == {first}
+
+
+def test_behind_keys_a_router_finds_what_a_gateway_asked_for_and_no_more(folder, context, monkeypatch):
+    gateway, other = "the-key-of-a-gateway", "the-key-of-another"
+    monkeypatch.setenv("PENSTOCK_GATEWAY_KEY", gateway)
+    monkeypatch.setenv("PENSTOCK_API_KEY", other)
+    with serving(folder) as (url, _, again):
+        complete(url, PROMPT[:20], gateway)
+        complete(url, PROMPT[:20], gateway, cache_salt="tenant")
+        view = caught_up(context, again, url, other)
+        assert [view.salts.get(block) for block in view.blocks] == [None, ["tenant"]]
+        complete(url, PROMPT[:20], other)
+        (((salt,),)) = [each for each in caught_up(context, again, url, other).salts.values() if each != ["tenant"]]
+        assert re.fullmatch("[0-9a-f]{64}", salt)
 
 
 def test_an_address_in_use_is_told_before_the_model_is_loaded(folder):

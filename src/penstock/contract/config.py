@@ -381,9 +381,10 @@ class ServerConfig:
     )
     api_key_file: str = _option(
         "",
-        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `KEY concurrent=8` one"
-        " that may have eight requests at once. PENSTOCK_API_KEY and PENSTOCK_ADMIN_KEY in the environment add one"
-        " each. Without any key only this machine is served.",
+        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `gateway KEY` one of a"
+        " router that keeps its callers apart by cache_salt, `KEY concurrent=8` one that may have eight requests at"
+        " once. PENSTOCK_API_KEY, PENSTOCK_ADMIN_KEY and PENSTOCK_GATEWAY_KEY in the environment add one each. Without"
+        " any key only this machine is served.",
     )
     allowed_hosts: str = _option(
         "", "Names, separated by commas, that the Host header may hold beside this machine's own; * for any."
