@@ -22,7 +22,7 @@ COPY src src
 # Without compiled kernels there would be a slow image, so there is none: a wheel for any platform has none.
 RUN pip wheel --verbose --no-deps --wheel-dir wheels . \
     && ! ls wheels/*-none-any.whl
-RUN pip install --constraint constraints.txt wheels/*.whl huggingface_hub
+RUN pip install --constraint constraints.txt wheels/*.whl huggingface_hub pyzmq
 
 FROM python:${PYTHON}-slim
 COPY --from=build /opt/penstock /opt/penstock

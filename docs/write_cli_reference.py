@@ -140,10 +140,10 @@ quantization: int8
 
 **Environment.** No variable stands in for an option, but `PENSTOCK_KV_STORE`, which says what `--kv-store` is where
 nothing else does. `PENSTOCK_CACHE` is the folder of fetched models (else
-`$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`); `PENSTOCK_API_KEY` and `PENSTOCK_ADMIN_KEY` each add a key to
-`penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels of one instruction set (`avx512_bf16`,
-`avx512`, `avx2` or `portable`) instead of the best that the machine has, or with `torch` none of them
-([what for](tuning.md#measure)).
+`$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`); `PENSTOCK_API_KEY`, `PENSTOCK_ADMIN_KEY` and
+`PENSTOCK_GATEWAY_KEY` each add a key to `penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels
+of one instruction set (`avx512_bf16`, `avx512`, `avx2` or `portable`) instead of the best that the machine has, or with
+`torch` none of them ([what for](tuning.md#measure)).
 
 **Servers that run** leave a file in `servers/` of the cache directory while they listen; `penstock ps` lists them:
 

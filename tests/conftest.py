@@ -37,6 +37,7 @@ LENDERS = (
     "remote",
     "workers",
     "store",
+    "kv_events",
 )
 """Rooms whose tests lend something to others."""
 

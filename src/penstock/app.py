@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.computing import Computing, Starting, start_computing
 from penstock.contract.adapter import adapter_option
@@ -34,7 +34,7 @@ from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.contract.stored_blocks import StoredBlocks
-from penstock.core import Scheduler
+from penstock.core import CacheLog, Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
     AdapterFolder,
@@ -54,6 +54,9 @@ from penstock.model_text import open_model_text
 from penstock.store import BlockStore, StatefulPrefixes, folder_at
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from penstock.kv_events import KvEventPublisher
 
 __all__ = [
     "Assembly",
@@ -79,6 +82,7 @@ class Assembly:
     report: tuple[str, ...]
     computing: Computing
     drafter: SuffixDrafter | None
+    kv_events: KvEventPublisher | None = None
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
         """The cost of a step with these rows."""
@@ -120,6 +124,8 @@ class Assembly:
     def close(self) -> None:
         """End the engine and free its memory."""
         self.engine.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         self.computing.grammars.close()
         self.computing.close()
 
@@ -181,7 +187,9 @@ def assemble(
             announce(line)
 
     starting = starting or start_computing(config, cache_dir)
+    kv_events = None
     try:
+        kv_events = _kv_events(config)
         model = starting.found(say)
         text = open_model_text(config, model.text)
         computing = starting.ready(text, say)
@@ -192,13 +200,46 @@ def assemble(
         if config.scheduling_policy == "auto":
             config = replace(config, scheduling_policy="fair" if tenants else "fcfs")
         drafter = SuffixDrafter(MemoryBudget(config.memory_limit).recent_answers) if config.speculate else None
-        engine, intake = _join(config, computing, text, card, drafter, watchdog)
+        engine, intake = _join(config, computing, text, card, drafter, watchdog, kv_events)
         for line in _load_adapters(engine, config):
             say(line)
+        if kv_events is not None:
+            for line in _kv_events_lines(kv_events, engine.scheduler.config):
+                say(line)
     except BaseException:
+        if kv_events is not None:
+            kv_events.close()
         starting.close()
         raise
-    return Assembly(engine, intake, card, config, tuple(report), computing, drafter)
+    return Assembly(engine, intake, card, config, tuple(report), computing, drafter, kv_events)
+
+
+def _kv_events(config: EngineConfig) -> KvEventPublisher | None:
+    """What publishes KV events, if the operator wants it. It listens at once: a bad address is told before loading.
+
+    Raises:
+        ConfigError: cannot listen, or ZeroMQ is not installed.
+    """
+    if not config.kv_events:
+        return None
+    try:
+        from penstock.kv_events import KvEventPublisher, encoder
+    except ModuleNotFoundError as error:
+        message = f"needs {error.name}, which is not installed: pip install 'penstock[kv-events]'"
+        raise ConfigError("kv_events", message) from error
+    encode = encoder(config.block_size, maps=config.kv_events_format == "maps")
+    return KvEventPublisher(
+        config.kv_events, config.kv_events_replay, config.kv_events_topic, config.kv_events_buffer, encode
+    )
+
+
+def _kv_events_lines(kv_events: KvEventPublisher, config: SchedulerConfig) -> Iterator[str]:
+    """The start report's lines about KV events."""
+    if not config.prefix_caching:
+        yield "KV events        none: this model keeps no KV that could be found again"
+        return
+    replay = f", again on {kv_events.replay_address}" if kv_events.replay_address else ""
+    yield f"KV events        on {kv_events.address}{replay}; they tell what prompts and answers say"
 
 
 def _load_adapters(engine: Engine, config: EngineConfig) -> Iterator[str]:
@@ -259,6 +300,7 @@ def _join(
     card: ModelCard,
     drafter: SuffixDrafter | None,
     watchdog: Watchdog | None,
+    kv_events: KvEventPublisher | None,
 ) -> tuple[Engine, Intake]:
     """The engine around a runner, and the intake that hands it requests."""
     facts, memory = computing.facts, computing.facts.memory
@@ -285,9 +327,19 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
-    scheduler, clock = Scheduler(scheduler_config), SystemClock()
-    adapters = computing.adapting, config.most_adapters
-    engine = Engine(scheduler, runner, text, recorder, clock, drafter, stored, *adapters)
+    scheduler, clock = Scheduler(scheduler_config, None if kv_events is None else CacheLog()), SystemClock()
+    engine = Engine(
+        scheduler,
+        runner,
+        text,
+        recorder,
+        clock,
+        drafter,
+        stored,
+        cache_events=kv_events,
+        adapting=computing.adapting,
+        most_adapters=config.most_adapters,
+    )
     intake = Intake(
         text,
         card,

@@ -78,7 +78,8 @@ def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir
         cache_dir: where downloaded models are kept.
 
     Raises:
-        SetupError: there is no such model, two have the same name, or a pinned one is none of them.
+        SetupError: there is no such model, two have the same name or address for KV events, or a pinned one is none
+            of them.
     """
     found = []
     for choice in choices:
@@ -103,6 +104,7 @@ def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir
             )
         )
     _check_names(found, pins)
+    _check_addresses(found)
     return found
 
 
@@ -116,6 +118,14 @@ def _check_names(models: Sequence[HostedModel], pins: Sequence[str]) -> None:
     missing = [pin for pin in pins if not any(pin in (*each.names, each.config.model) for each in models)]
     if missing:
         raise ConfigError("pin", f"{missing[0]!r} is none of the models: {', '.join(counts)}")
+
+
+def _check_addresses(models: Sequence[HostedModel]) -> None:
+    """Make sure that no two models publish KV events on one address: the second of them could never be loaded."""
+    addresses = [each for model in models for each in (model.config.kv_events, model.config.kv_events_replay) if each]
+    twice = [each for each, count in Counter(addresses).items() if count > 1 and not each.endswith(":0")]
+    if twice:
+        raise ConfigError("kv_events", f"two models would listen on {twice[0]}; give one another address")
 
 
 def _size(path: Path) -> int:

@@ -134,6 +134,24 @@ def test_what_cannot_be_told_apart_is_refused(folders, pins, names, said):
         named(folders, *pins, names=names)
 
 
+def test_two_models_cannot_publish_on_one_address(folders):
+    first, second, free = "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558", "tcp://127.0.0.1:0"
+
+    def published(*addresses: tuple[str, str]) -> list[HostedModel]:
+        configs = [
+            EngineConfig(model=folder, kv_events=address, kv_events_replay=replay)
+            for folder, (address, replay) in zip(folders, addresses, strict=True)
+        ]
+        return hosted_models([ModelChoice(config) for config in configs], (), Path("cache"))
+
+    assert len(published((first, ""), (second, ""))) == len(published((free, ""), (free, ""))) == 2
+    for addresses in (((first, ""), (first, "")), ((first, second), ("tcp://127.0.0.1:9", second))):
+        with pytest.raises(ConfigError, match=r"two models would listen on tcp://127\.0\.0\.1:555[78]"):
+            published(*addresses)
+    with pytest.raises(ConfigError, match="kv_events: is for one model; give each its own in a file"):
+        choices("a", "b", "--kv-events", first)
+
+
 @pytest.mark.parametrize("option", ["--max-loaded-models", "--unload-after", "--model-wait"])
 def test_numbers_below_zero_are_refused(option):
     with pytest.raises(ConfigError, match="from 0 up"):

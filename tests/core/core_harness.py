@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from unittest.mock import patch
 
+from penstock.contract.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from penstock.contract.embedding import EmbeddingSpec, Pooling
 from penstock.contract.errors import RequestError
 from penstock.contract.events import Admitted, DraftsJudged, Embedded, Finished, FinishReason, Generated, SeqEvent
@@ -20,7 +21,8 @@ from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core import chunk_limit, trace
+from penstock.core import CacheLog, chunk_limit, trace
+from penstock.core.block_keys import block_key, root_key
 from penstock.core.repetition import loops
 from penstock.core.scheduler import Scheduler
 from penstock.sim import FakeRunner, golden
@@ -91,6 +93,42 @@ class FakeDrafter:
         return tuple(t if self._rng.random() < self._right else (t + 1) % VOCAB for t in tokens)
 
 
+class Mirror:
+    """A prefix cache as somebody knows it who only hears of what enters and leaves it."""
+
+    def __init__(self, cfg: SchedulerConfig) -> None:
+        self._config = cfg
+        self.keys: set[bytes] = set()
+        self.digests = {"": {""}}  # of all adapters that had a name
+        self.stored = self.removed = self.cleared = 0
+
+    def hear(self, events: Iterable[CacheEvent]) -> None:
+        for event in events:
+            match event:
+                case BlocksStored():
+                    self._store(event)
+                case BlocksRemoved(keys):
+                    require(self.keys.issuperset(keys), "only what was there leaves")
+                    self.keys.difference_update(keys)
+                    self.removed += len(keys)
+                case CacheCleared():
+                    self.keys.clear()
+                    self.cleared += 1
+
+    def _store(self, event: BlocksStored) -> None:
+        size, model = self._config.block_size, self._config.model_digest
+        befores = [root_key(model, event.salt, digest) for digest in self.digests[event.adapter]]
+        befores = befores if event.parent is None else [event.parent]
+        require(len(event.tokens) == len(event.keys) * size > 0, "every block comes with its tokens")
+        for index, key in enumerate(event.keys):
+            tokens = event.tokens[index * size : (index + 1) * size]
+            require(key in [block_key(before, tokens) for before in befores], "tokens are those of the key")
+            befores = [key]
+        require(self.keys.isdisjoint(event.keys), "only what was not there enters")
+        self.keys.update(event.keys)
+        self.stored += len(event.keys)
+
+
 class Harness:
     """A scheduler, a runner, and a memory of all that was promised.
 
@@ -103,7 +141,8 @@ class Harness:
         self.events: dict[str, list[SeqEvent]] = {}
         self.judged: list[DraftsJudged] = []
         self.offers: dict[str, tuple[int, tuple[int, ...]]] = {}  # tokens drawn, and what was guessed behind them
-        self.scheduler = Scheduler(cfg)
+        self.scheduler = Scheduler(cfg, CacheLog())
+        self.mirror = Mirror(cfg)
         self.takers: list[str] = []  # for whom others were stopped, in the plan that is made
         self.taken = 0  # how many were stopped for them
         self._watch_takings()
@@ -156,6 +195,7 @@ class Harness:
         return [seq_id for seq_id in self.requests if seq_id not in self.finished]
 
     def submit(self, req: SequenceRequest) -> None:
+        self.mirror.digests.setdefault(req.adapter, set()).add(req.adapter_digest)
         self.scheduler.submit(req)
         self.trace.append(trace.encode_submit(req))
         self.requests[req.id] = req
@@ -374,12 +414,17 @@ class Harness:
 
     def check(self) -> None:
         self.scheduler.check()
+        self.check_told()
         stats = self.scheduler.stats
         require(stats.running + stats.waiting == len(self.live), "each live sequence runs or waits")
         slots = getattr(self.scheduler._waiting, "_slots", None)
         counted = None if slots is None else sum(len(seqs) for seqs in slots._running.values())
         require(counted in (None, stats.running), "who runs is counted for its tenant")
         require(stats.running <= self.config.max_num_seqs, "never more than max_num_seqs run")
+
+    def check_told(self) -> None:
+        self.mirror.hear(self.scheduler.take_cache_events())
+        require(self.mirror.keys == self.scheduler._pool._index.keys(), "all that enters and leaves the cache is told")
 
     def check_end(self) -> None:
         stats = self.scheduler.stats

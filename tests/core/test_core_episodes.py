@@ -35,6 +35,7 @@ seeds = st.integers(0, 2**32)
 def test_random_episodes_hold_every_law():
     preemptions = hits = shared = drafted = ahead = left = drops = resumed = kept = restored = forgotten = 0
     failed = poisoned = tried = killed = cut = taken = saved = read = short = saved_states = read_states = guessed = 0
+    told = removed = cleared = 0
     for seed in range(EPISODES):
         try:
             harness = run_episode(seed)
@@ -56,6 +57,9 @@ def test_random_episodes_hold_every_law():
         saved += harness.saved
         read += harness.scheduler.stats.restored_tokens
         short += harness.short
+        told += harness.mirror.stored
+        removed += harness.mirror.removed
+        cleared += harness.mirror.cleared
         saved_states += harness.saved_states
         read_states += harness.restored_states
         poisoned += sum(harness.finished[each].reason is FinishReason.ERROR for each in harness.poisoned)
@@ -78,6 +82,7 @@ def test_random_episodes_hold_every_law():
     assert cut > 0, "they read prompts in parts that a step's time allows"
     assert min(saved, read, short) > 0, "they save blocks, read some, and find that others are gone"
     assert min(saved_states, read_states) > 0, "they save states, and read some"
+    assert min(told, removed, cleared) > 0, "blocks enter the cache and leave it, one by one and all at once"
     assert min(kept, restored, forgotten) > 0, "they keep states, restore some and forget others"
 
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from core_harness import Violation, run_episode, run_workload
+from core_harness import Harness, Violation, run_episode, run_workload
 
 from penstock.contract.errors import EngineFault, NeverFits
 from penstock.contract.plan import SampledToken, Save
 from penstock.core import block_keys, block_pool, refusal, scheduler, sequence
 from penstock.core.block_pool import BlockPool
+from penstock.core.cache_log import CacheLog
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.drafting import Drafting
 from penstock.core.fair_shares import FairQueue
@@ -849,6 +850,33 @@ def plan_a_row_behind_one_that_reads(patch):
     patch(Seq, "remaining", property(lambda seq: len(seq.tokens) + seq.drawing - seq.scheduled))
 
 
+def tell_nothing_of_what_made_room(patch):
+    patch(CacheLog, "removed", lambda self, key: None)
+
+
+def tell_nothing_of_a_reset(patch):
+    patch(CacheLog, "cleared", lambda self: None)
+
+
+def tell_again_what_was_there(patch):
+    seal = BlockPool.seal
+    patch(BlockPool, "seal", lambda *arguments: seal(*arguments) is not None)
+
+
+def tell_the_tokens_of_another_place(patch):
+    stored = CacheLog.stored
+    patch(CacheLog, "stored", lambda self, chain, indices, tokens, *of: stored(self, chain, indices, tokens[1:], *of))
+
+
+def tell_no_salt(patch):
+    stored = CacheLog.stored
+    patch(
+        CacheLog,
+        "stored",
+        lambda self, chain, indices, tokens, _, adapter: stored(self, chain, indices, tokens, "", adapter),
+    )
+
+
 def read_blocks_of_another_place(patch):
     begin = Restoring.begin
 
@@ -861,6 +889,11 @@ def read_blocks_of_another_place(patch):
 
 
 MUTANTS = [
+    tell_nothing_of_what_made_room,
+    tell_nothing_of_a_reset,
+    tell_again_what_was_there,
+    tell_the_tokens_of_another_place,
+    tell_no_salt,
     save_a_block_before_it_is_sealed,
     save_under_the_key_of_the_block_before,
     save_a_state_under_the_key_of_the_block_before,
@@ -1000,6 +1033,7 @@ SILENT_CORRUPTION = [
 def test_corrupted_memory_is_caught_by_the_runner_alone(plant, monkeypatch):
     """Without the core's own checks: what the runner reads back betrays it."""
     monkeypatch.setattr(Scheduler, "check", lambda self: None)
+    monkeypatch.setattr(Harness, "check_told", lambda self: None)
     plant(monkeypatch.setattr)
     assert first_caught() >= 0
 

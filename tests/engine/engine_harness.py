@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock.contract.cache_events import CacheEvents
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFailed, RequestFinished
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.model import GgufVocabulary, ModelCard
@@ -16,7 +17,7 @@ from penstock.contract.ports import Runner
 from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core import Scheduler
+from penstock.core import CacheLog, Scheduler
 from penstock.engine import Engine, Intake, NoRecorder, Recorder
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import golden
@@ -146,6 +147,7 @@ def build(
     record: Path | None = None,
     num_blocks: int = 64,
     block_size: int = 4,
+    cache_events: CacheEvents | None = None,
     **scheduler,
 ) -> Harness:
     """The parts, joined; `around` may put another runner around the fake one."""
@@ -158,7 +160,8 @@ def build(
     runner = FakeRunner(config, vocab_size=len(VOCABULARY), clock=clock)
     recorder = Recorder(record, config) if record else NoRecorder()
     driven = around(runner) if around else Unhurried(runner, pause) if pause else runner
-    engine = Engine(Scheduler(config), driven, text, recorder)
+    made = Scheduler(config) if cache_events is None else Scheduler(config, CacheLog())
+    engine = Engine(made, driven, text, recorder, cache_events=cache_events)
     card = ModelCard("harness", 0, config.max_model_len, len(VOCABULARY), True)
     intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
     return Harness(engine, intake, runner, text, clock, config, card)

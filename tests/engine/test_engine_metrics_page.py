@@ -14,7 +14,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.server import create_app
-from penstock.server.admin.metrics import COUNTERS, GAUGES, HISTOGRAMS, STORE_OUTCOMES
+from penstock.server.admin.metrics import COUNTERS, EVENT_OUTCOMES, GAUGES, HISTOGRAMS, STORE_OUTCOMES
 
 CARD = ModelCard("acme/tiny-1", 0, 128, 32, True)
 MODEL = {"model_name": "acme/tiny-1", "engine": "0"}
@@ -110,6 +110,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
         ("vllm:request_success_total", (("finished_reason", "error"),)): 0,
         ("vllm:admission_rejections_total", (("reason", "queue_full"),)): 1,
         **{("penstock:kv_store_blocks_total", (("outcome", outcome),)): 0 for outcome in STORE_OUTCOMES},
+        **{("penstock:kv_event_batches_total", (("outcome", outcome),)): 0 for outcome in EVENT_OUTCOMES},
         **{("penstock:memory_bytes", (("store", store),)): 0 for store in STORES},
         **{("penstock:requests_refused_total", (("reason", cause.value),)): 0 for cause in RefusalCause},
     }

@@ -64,6 +64,11 @@ HTTP = {
     "lora_dir": "adapters",
     "scheduling_policy": "priority",
     "memory_limit": 64 << 20,
+    "kv_events": "tcp://127.0.0.1:5557",
+    "kv_events_replay": "tcp://127.0.0.1:5558",
+    "kv_events_topic": "kv@",
+    "kv_events_format": "arrays",
+    "kv_events_buffer": 9,
 }
 
 

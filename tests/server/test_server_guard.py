@@ -294,7 +294,10 @@ def test_a_star_turns_the_host_check_off():
         (f"a-key-of-0123456789 concurrent={'9' * 5000}\n", "must be a whole number"),
         ("a-key-of-0123456789 concurrent=\u0663\n", "must be a whole number"),
         ("a-key-of-0123456789 concurrent=2 concurrent=3\n", "line 1: concurrent is given twice"),
-        ("a-key-of-0123456789 concurent=2\n", "must be `KEY` or `admin KEY`, and may end with `share=NUMBER` and `con"),
+        (
+            "a-key-of-0123456789 concurent=2\n",
+            "must be `KEY`, `admin KEY` or `gateway KEY`, and may end with `share=NUMBER` and `con",
+        ),
         ("concurrent=2 a-key-of-0123456789\n", "line 1: must be `KEY`"),
     ],
 )
@@ -327,6 +330,24 @@ def test_a_key_file_says_how_many_requests_a_key_may_have_at_once(tmp_path):
         (True, 1, 3.0),
         (False, 0, 1.0),
     ]
+
+
+def test_a_gateways_salts_are_its_own_and_nobody_elses_are(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"gateway {KEY} share=2\nadmin {ADMIN}\nanother-key-of-somebody\n")
+    path.chmod(0o600)
+    keys = read_keys(str(path), {"PENSTOCK_GATEWAY_KEY": "the-key-of-a-router"})
+    callers = [keys.find(key) for key in (KEY, "the-key-of-a-router", ADMIN, "another-key-of-somebody")]
+    assert [(caller.gateway, caller.admin) for caller in callers] == [(True, False)] * 2 + [
+        (False, True),
+        (False, False),
+    ]
+    for salt in ("", "a tenant's"):
+        bound = [caller.bind(EngineRequest("r", TextPrompt("x"), cache_salt=salt)) for caller in callers]
+        assert [each.cache_salt for each in bound[:2]] == [salt, salt]
+        assert len({each.cache_salt for each in bound}) == 3, "keys that are no gateway's share with nobody"
+        assert len({each.tenant for each in bound}) == 4
+    assert callers[0].share == 2
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

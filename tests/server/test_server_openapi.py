@@ -97,6 +97,8 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/detokenize",
         "/apply-template",
         "/version",
+        "/model_info",
+        "/server_info",
         "/abort_requests",
         "/reset_prefix_cache",
         "/start_profile",

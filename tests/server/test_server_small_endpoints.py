@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
-from scripted_engine import Wait, always, delta
-from server_harness import running
+from scripted_engine import ScriptedEngine, Wait, always, delta
+from server_harness import CARD, running
 from sse_reader import read_events
 
 from penstock.server.http.access import Access
@@ -57,6 +58,48 @@ def test_what_is_wrong_is_named(served, path, body, param):
 
 def test_the_version_is_the_packages(served):
     assert served.http.get("/version").json() == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_a_gateway_learns_what_is_served(served, path):
+    assert served.http.get(path).json() == {
+        "model_path": "acme/tiny-1",
+        "tokenizer_path": "acme/tiny-1",
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "default",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": None,
+        "architectures": None,
+    }
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_a_gateway_learns_how_much_fits(served, path):
+    measured = served.engine.measurements()
+    assert served.http.get(path).json() == {
+        "model_path": "acme/tiny-1",
+        "served_model_name": "acme/tiny-1",
+        "version": __version__,
+        "is_embedding": False,
+        "context_length": 64,
+        "max_total_tokens": measured.total_blocks * measured.block_size,
+        "max_running_requests": served.engine.health().slots,
+        "page_size": measured.block_size,
+        "tp_size": 1,
+        "dp_size": 1,
+        "pp_size": 1,
+        "weight_version": "default",
+    }
+
+
+def test_a_gateway_learns_of_a_model_that_only_embeds_and_of_its_defaults():
+    card = replace(CARD, generates=False, sampling_defaults=(("temperature", 0.6),))
+    with running(ScriptedEngine(), card=card) as url:
+        told = httpx.get(f"{url}/model_info").json()
+        assert (told["is_generation"], told["preferred_sampling_params"]) == (False, {"temperature": 0.6})
+        assert httpx.get(f"{url}/server_info").json()["is_embedding"] is True
 
 
 def test_an_answer_is_aborted_by_the_id_it_carries(served):

@@ -17,7 +17,10 @@ from penstock.contract.hosting import ModelChoice
 __all__ = ["choose_models"]
 
 _FILE_OPTION = "--models-file"
-_OF_ONE = ("served_model_name", "tokenizer", "chat_template", "draft_model", "lora", "lora_dir", "record")
+_OF_ONE = (
+    *("served_model_name", "tokenizer", "chat_template", "draft_model", "lora", "lora_dir", "record"),
+    *("kv_events", "kv_events_replay", "kv_events_topic"),
+)
 """Options that say something of one model: of several, each may have its own in the file."""
 _OF_ALL = {"memory_limit"}
 """Options of the engine that are one for the whole server."""

@@ -44,6 +44,8 @@ _SECTIONS = {EngineConfig: "Engine", HostingConfig: "Several models"}
 
 METAVARS = {
     "models_file": "FILE",
+    "kv_events": "ADDRESS",
+    "kv_events_replay": "ADDRESS",
     "record": "FILE",
     "api_key_file": "FILE",
     "otlp_traces_endpoint": "URL",

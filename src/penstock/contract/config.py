@@ -44,6 +44,7 @@ TOOL_CALL_PARSERS = (
 )
 REASONING_PARSERS = ("auto", "think", "none")
 LOG_FORMATS = ("text", "json")
+KV_EVENTS_FORMATS = ("maps", "arrays")
 
 ANY_NAME = "*"
 """The served model name that stands for every name."""
@@ -53,6 +54,7 @@ BYTE_FIELDS = frozenset({"kv_cache_memory", "kv_store_bytes", "memory_limit", "m
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _NUMBERS = {bool: "true or false", int: "an integer", float: "a number"}
+_SOCKET_ADDRESS = re.compile(r"tcp://(?:\*|[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})|ipc://\S+", re.ASCII)
 
 
 class Front(IntEnum):
@@ -104,6 +106,18 @@ def _check_numbers(config: EngineConfig | ServerConfig | HostingConfig) -> None:
         kinds = (int, float) if wanted is float else (wanted,)
         if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
             raise ConfigError(each.name, f"must be {_NUMBERS[wanted]}, got {value!r}")
+
+
+def _check_socket_address(name: str, address: str) -> None:
+    """Make sure that an option is an address to listen on.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    match = _SOCKET_ADDRESS.fullmatch(address)
+    if match is None or int(match["port"] or 0) > 65535:
+        forms = "tcp://127.0.0.1:5557, tcp://*:5557 or ipc:///path/of/a/socket"
+        raise ConfigError(name, f"must be an address such as {forms}, got {address!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +294,35 @@ class EngineConfig:
         " each process imports for itself, as all do with --no-standby.",
         front=Front.QUEUE,
     )
+    kv_events: str = _option(
+        "",
+        "Publish which KV blocks the prefix cache holds, on this ZeroMQ address, for routers that send a prompt where"
+        " its beginning is cached: tcp://127.0.0.1:5557, tcp://*:5557 for every network of this machine, or"
+        " ipc:///path/of/a/socket. They tell what prompts and answers say, to everybody who can connect. Needs the"
+        " extra penstock[kv-events].",
+        front=Front.HTTP,
+    )
+    kv_events_replay: str = _option(
+        "",
+        "Send KV events once more to whoever asks for them on this ZeroMQ address; none by default.",
+        front=Front.HTTP,
+    )
+    kv_events_topic: str = _option(
+        "",
+        "Topic of published KV events; llm-d wants kv@ADDRESS@MODEL, with the address that it knows this server by.",
+        front=Front.HTTP,
+    )
+    kv_events_format: str = _option(
+        "maps",
+        "How KV events are written: maps with named fields, or arrays, for readers made before vLLM 0.24.",
+        KV_EVENTS_FORMATS,
+        Front.HTTP,
+    )
+    kv_events_buffer: int = _option(
+        10_000,
+        "Batches of KV events, one a step, that are kept for --kv-events-replay; as many may wait for a slow reader.",
+        front=Front.HTTP,
+    )
     record: str = _option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:
@@ -306,6 +349,7 @@ class EngineConfig:
             "max_queued_tokens",
             "max_loras",
             "max_lora_rank",
+            "kv_events_buffer",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
@@ -316,6 +360,20 @@ class EngineConfig:
         if self.memory_limit and self.memory_limit < LEAST_BYTES:
             raise ConfigError("memory_limit", f"must be 0 or at least 64MiB, got {self.memory_limit}")
         self._check_adapters()
+        self._check_kv_events()
+
+    def _check_kv_events(self) -> None:
+        """Make sure that KV events can be published where the operator says, and that no option is in vain."""
+        for name in ("kv_events", "kv_events_replay"):
+            if getattr(self, name):
+                _check_socket_address(name, getattr(self, name))
+        for name in ("kv_events_replay", "kv_events_topic"):
+            if getattr(self, name) and not self.kv_events:
+                raise ConfigError(name, "would do nothing: no KV events are published (kv_events)")
+        if self.kv_events and not self.prefix_caching:
+            raise ConfigError("kv_events", "would say nothing: no KV is found again (prefix_caching)")
+        if self.kv_events and self.kv_events == self.kv_events_replay and not self.kv_events.endswith(":0"):
+            raise ConfigError("kv_events_replay", f"must be another address than kv_events, got {self.kv_events!r}")
 
     def _check_adapters(self) -> None:
         try:
@@ -359,9 +417,10 @@ class ServerConfig:
     )
     api_key_file: str = _option(
         "",
-        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `KEY concurrent=8` one"
-        " that may have eight requests at once. PENSTOCK_API_KEY and PENSTOCK_ADMIN_KEY in the environment add one"
-        " each. Without any key only this machine is served.",
+        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `gateway KEY` one of a"
+        " router that keeps its callers apart by cache_salt, `KEY concurrent=8` one that may have eight requests at"
+        " once. PENSTOCK_API_KEY, PENSTOCK_ADMIN_KEY and PENSTOCK_GATEWAY_KEY in the environment add one each. Without"
+        " any key only this machine is served.",
     )
     allowed_hosts: str = _option(
         "", "Names, separated by commas, that the Host header may hold beside this machine's own; * for any."

@@ -136,6 +136,8 @@ class Measurements(SchedulerStats):
         store_damaged: files that were found not to be what was written.
         store_evicted: files that made place for others.
         store_bytes: what the store takes of the disk.
+        events_published: batches of what the prefix cache holds that were taken to be sent.
+        events_dropped: batches that were left out, because too many waited to be sent.
         finished: (finish reason, sequences), a pair for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
@@ -171,6 +173,8 @@ class Measurements(SchedulerStats):
     store_damaged: int
     store_evicted: int
     store_bytes: int
+    events_published: int
+    events_dropped: int
     finished: tuple[tuple[str, int], ...]
     time_to_first_token: Histogram
     inter_token_latency: Histogram

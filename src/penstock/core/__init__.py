@@ -1,7 +1,8 @@
 """Decisions: block pool, sequences, policies, scheduler, trace codec. Standard library only, no clock, no I/O."""
 
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.cache_log import CacheLog
 from penstock.core.scheduler import Scheduler
 from penstock.core.trace import ReplayReport, replay
 
-__all__ = ["BlockPool", "Lease", "ReplayReport", "Scheduler", "replay"]
+__all__ = ["BlockPool", "CacheLog", "Lease", "ReplayReport", "Scheduler", "replay"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault
+from penstock.core.cache_log import CacheLog
 from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 
 __all__ = ["BlockPool", "Lease", "Quote"]
@@ -72,6 +73,7 @@ class BlockPool:
         most: the most blocks a lease begins with; it is extended later. None for as many as its tokens need.
         checkpoints: where recurrent state is kept; a prefix then ends at the last kept state. None for models
             without recurrent state.
+        log: is told which keys leave the index; None if nobody wants to know.
 
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
@@ -87,6 +89,7 @@ class BlockPool:
         window: int | None = None,
         most: int | None = None,
         checkpoints: Checkpoints | None = None,
+        log: CacheLog | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -97,6 +100,7 @@ class BlockPool:
         self._window = window
         self._most = most
         self._checkpoints = checkpoints
+        self._log = log
         self._era = 0
         self._leases: set[Lease] = set()
         self._holders = [0] * num_blocks
@@ -188,11 +192,14 @@ class BlockPool:
             self.given_back += 1
         lease.left = max(left, lease.left)
 
-    def seal(self, lease: Lease, index: int, key: bytes) -> None:
+    def seal(self, lease: Lease, index: int, key: bytes) -> bool:
         """Declare block number `index` of the lease full and final, and let others find it under `key`.
 
         If another block already has the key (two sequences computed the same tokens), a held block keeps it and ours
         stays private; an unheld one loses it to ours, which is used more recently.
+
+        Returns:
+            Whether `key` finds a block that it did not find before.
 
         Raises:
             EngineFault: blocks are not sealed in order, each once.
@@ -204,16 +211,17 @@ class BlockPool:
             )
         lease.sealed += 1
         if not self._caching or lease.era != self._era:
-            return
+            return False
         other = self._index.get(key)
         if other is not None:
             if self._holders[other] > 0:
-                return
+                return False
             self._forget(other)
             del self._unheld[other]
             self._free.append(other)
         self._index[key] = lease.blocks[index]
         self._keys[lease.blocks[index]] = key
+        return other is None
 
     def keep_state(self, lease: Lease, key: bytes, slot: int) -> None:
         """Let the state in checkpoint `slot`, which ends the lease's block named `key`, be found, as `seal` its KV."""
@@ -249,6 +257,8 @@ class BlockPool:
         self._unheld.clear()
         if self._checkpoints is not None:
             self._checkpoints.reset()
+        if self._log is not None:
+            self._log.cleared()
 
     def key_of(self, block: int) -> bytes | None:
         """The key under which `block` can be found; None where it cannot."""
@@ -324,6 +334,8 @@ class BlockPool:
             block = self._free.pop()
         else:
             block, _ = self._unheld.popitem(last=False)
+            if self._log is not None:
+                self._log.removed(self._keys[block])
             self._forget(block)
         self._holders[block] = 1
         return block

@@ -25,6 +25,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from penstock.contract.cache_events import CacheEvent
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import (
@@ -45,6 +46,7 @@ from penstock.core.admitter import Admitter
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.cache_log import CacheLog
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
 from penstock.core.draft_chances import MODEL
@@ -68,14 +70,20 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Makes plans and commits their results. Not thread-safe: one owner."""
+    """Makes plans and commits their results. Not thread-safe: one owner.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    Args:
+        config: what it knows of model and memory.
+        cache_log: notes what enters and leaves the prefix cache, for `take_cache_events`. No plan depends on it.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache_log: CacheLog | None = None) -> None:
         self.config = config
+        self._cache_log = cache_log
         most = None if config.window is None else config.most_blocks(config.max_model_len)
         checkpoints = None if config.checkpoints is None else Checkpoints(config.checkpoints)
         self._pool = BlockPool(
-            config.num_blocks, config.block_size, config.prefix_caching, config.window, most, checkpoints
+            config.num_blocks, config.block_size, config.prefix_caching, config.window, most, checkpoints, cache_log
         )
         self._rank = RANKINGS[config.policy]
         self._seqs: dict[str, Seq] = {}
@@ -246,6 +254,10 @@ class Scheduler:
         self._pool.reset_prefix_cache()
         for seq in self._running:
             self._withdraw(seq)
+
+    def take_cache_events(self) -> tuple[CacheEvent, ...]:
+        """What entered and left the prefix cache since the last call, in order; nothing without a `cache_log`."""
+        return () if self._cache_log is None else self._cache_log.take()
 
     # ---- what is decided
 
@@ -533,10 +545,14 @@ class Scheduler:
     def _seal_filled(self, seq: Seq) -> None:
         sealed = seq.lease.sealed
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
+        found: list[int] = []  # those that others can find from now on
         for index, key in enumerate(filled, start=sealed):
-            self._pool.seal(seq.lease, index, key)
+            if self._pool.seal(seq.lease, index, key):
+                found.append(index)
             if self._restoring is not None:
                 self._restoring.sealed(seq, index)
+        if self._cache_log is not None:
+            self._cache_log.stored(seq.chain, found, seq.tokens, seq.request.cache_salt, seq.request.adapter)
         self._pending_blocks.settle(seq, filled)
 
     def _append(self, seq: Seq, token: SampledToken, events: list[SeqEvent]) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.cache_events import CacheEvents
 from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
     Admitted,
@@ -91,6 +92,7 @@ class Engine:
         clock: the clock of arrival times; without it every duration is measured as 0.
         stored: knows which stored blocks exist, if the scheduler asks for any.
         drafter: guesses next tokens; without it only the runner's own guesses are used.
+        cache_events: is told what enters and leaves the prefix cache, if the scheduler notes it.
         adapting: loads adapters into the runner: usually the runner itself; None if it takes none.
         most_adapters: how many may be loaded at once.
 
@@ -114,6 +116,7 @@ class Engine:
         clock: Clock | None = None,
         drafter: Drafter | None = None,
         stored: StoredBlocks | None = None,
+        cache_events: CacheEvents | None = None,
         adapting: AdaptingRunner | None = None,
         most_adapters: int = 0,
     ) -> None:
@@ -127,6 +130,7 @@ class Engine:
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
         self._stored = stored
+        self._cache_events = cache_events
         self._text = text
         self._recorder = recorder or NoRecorder()
         self._record_parts(None)
@@ -219,6 +223,7 @@ class Engine:
         """Forget all cached KV; running sequences keep theirs."""
         self.scheduler.reset_prefix_cache()
         self._recorder.reset()
+        self._publish_cache_events()
 
     def load_adapter(self, name: str, path: str) -> AdapterFacts:
         """Load an adapter, which requests may name from now on. Must be called between steps.
@@ -382,6 +387,7 @@ class Engine:
         self._recorder.failed(killed)
         if lost:
             self.reset_prefix_cache()
+        self._publish_cache_events()  # of the plans that were taken back
         return self._filter_outputs([output for event in events for output in self._translate(event)])
 
     def die(self, reason: str) -> StepOutputs:
@@ -413,7 +419,16 @@ class Engine:
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
+        if self._cache_events is not None:
+            self._publish_cache_events()
         return self._filter_outputs(outputs)
+
+    def _publish_cache_events(self) -> None:
+        """Pass on what entered and left the prefix cache since the last time."""
+        events = self.scheduler.take_cache_events()
+        if self._cache_events is not None and events:
+            self._cache_events.publish(events)
+            self.metrics.cache_events(self._cache_events.counts)
 
     def _filter_outputs(self, outputs: StepOutputs) -> StepOutputs:
         """Withhold the outputs of a request with `best_of` until its choices are ranked."""

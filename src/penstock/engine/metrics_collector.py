@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.contract.cache_events import EventCounts
 from penstock.contract.events import DraftsJudged, FinishReason
 from penstock.contract.measurements import AdaptersInUse, DraftCount, Measurements, Timings
 from penstock.contract.plan import StepPlan, StoreCounts
@@ -116,6 +117,7 @@ class MetricsCollector:
         self._lost_runners = 0
         self._drafts: dict[str, DraftCount] = {}
         self._store = StoreCounts()
+        self._events = EventCounts()
 
     # ---- what happens, in the order in which it can
 
@@ -134,6 +136,10 @@ class MetricsCollector:
     def stored(self, counts: StoreCounts) -> None:
         """How saving blocks goes in the process that computes."""
         self._store = counts
+
+    def cache_events(self, counts: EventCounts) -> None:
+        """How publishing what the prefix cache holds goes."""
+        self._events = counts
 
     def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
         """A request was queued, one sequence for each choice."""
@@ -266,6 +272,7 @@ class MetricsCollector:
             lost_runners=self._lost_runners,
             drafts=tuple(self._drafts.items()),
             **{f"store_{name}": count for name, count in self._store._asdict().items()},
+            **{f"events_{name}": count for name, count in self._events._asdict().items()},
             finished=tuple((reason.value, count) for reason, count in self._finished.items()),
             time_to_first_token=histograms.time_to_first_token.histogram(),
             inter_token_latency=histograms.inter_token_latency.histogram(),

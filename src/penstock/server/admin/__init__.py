@@ -1,4 +1,4 @@
-"""What operators use: probes, metrics, version, aborting, prefix cache, adapters, profiles, request log, spans."""
+"""What operators and gateways use: probes, metrics, what is served, aborting, prefix cache, adapters, profiles, log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.contract.limits import RequestLimits
 from penstock.contract.ports import EngineClient
-from penstock.server.admin import abort, about, adapters, prefix_cache, profile, reference, stats
+from penstock.server.admin import abort, about, adapters, model_info, prefix_cache, profile, reference, stats
 from penstock.server.admin.schemas import SCHEMAS
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.serving import Clients, Serving
@@ -25,6 +25,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     return (
         *profile.routes(serving),
         *adapters.routes(serving),
+        *model_info.routes(serving),
         *reference.ROUTES,
         *common_routes(serving.limits, serving.access, clients, lambda: (serving.live,)),
     )

@@ -26,6 +26,7 @@ from penstock.server.http.route import Route
 
 __all__ = [
     "COUNTERS",
+    "EVENT_OUTCOMES",
     "GAUGES",
     "HISTOGRAMS",
     "LABELS",
@@ -63,6 +64,7 @@ COUNTERS = {
 }
 
 STORE_OUTCOMES = ("written", "dropped", "failed", "damaged", "evicted")
+EVENT_OUTCOMES = ("published", "dropped")
 
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": ("time_to_first_token", "From arrival to the first token."),
@@ -195,6 +197,9 @@ class EngineMetrics(Collector):
         outcomes = tuple((each, getattr(measured, f"store_{each}")) for each in STORE_OUTCOMES)
         text = "KV blocks that were to be kept in files, by what became of them."
         yield self._by("penstock:kv_store_blocks", text, "outcome", outcomes)
+        batches = tuple((each, getattr(measured, f"events_{each}")) for each in EVENT_OUTCOMES)
+        text = "Batches of KV events, by what became of them."
+        yield self._by("penstock:kv_event_batches", text, "outcome", batches)
         rejections = (("queue_full", measured.rejections),)
         yield self._by("vllm:admission_rejections", "Requests refused on arrival, by why.", "reason", rejections)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api_fields.strict_json import JsonObject
-from penstock.server.http.openapi import ERROR, INTEGER, STRING, list_of, object_of
+from penstock.server.http.openapi import ERROR, INTEGER, STRING, list_of, nullable, object_of
 
 __all__ = ["SCHEMAS"]
 
@@ -26,6 +26,35 @@ SCHEMAS: JsonObject = {
         optional=("error",),
     ),
     "Version": object_of({"version": STRING}),
+    "ModelInfo": object_of(
+        {
+            "model_path": STRING,
+            "tokenizer_path": STRING,
+            "is_generation": BOOLEAN,
+            "preferred_sampling_params": nullable({"type": "object"}),
+            "weight_version": STRING,
+            "has_image_understanding": BOOLEAN,
+            "has_audio_understanding": BOOLEAN,
+            "model_type": {"type": "null"},
+            "architectures": {"type": "null"},
+        }
+    ),
+    "ServerInfo": object_of(
+        {
+            "model_path": STRING,
+            "served_model_name": STRING,
+            "version": STRING,
+            "is_embedding": BOOLEAN,
+            "context_length": INTEGER,
+            "max_total_tokens": INTEGER,
+            "max_running_requests": INTEGER,
+            "page_size": INTEGER,
+            "tp_size": INTEGER,
+            "dp_size": INTEGER,
+            "pp_size": INTEGER,
+            "weight_version": STRING,
+        }
+    ),
     "Live": object_of(
         {"status": {"type": "string", "enum": ["live", "dead"]}, "reason": STRING, "error": ERROR},
         optional=("error",),

@@ -24,12 +24,12 @@ __all__ = ["Access", "ApiKeys", "is_loopback", "open_access", "read_keys"]
 
 ANY = "*"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-ADMIN = "admin"
+ADMIN, GATEWAY = "admin", "gateway"
 SHARE, CONCURRENT = "share", "concurrent"
 LEAST_SHARE, MOST_SHARE = 0.01, 100.0
 MOST_CONCURRENT = 1_000_000
-FORM = f"must be `KEY` or `admin KEY`, and may end with `{SHARE}=NUMBER` and `{CONCURRENT}=NUMBER`"
-ENVIRONMENT = (("PENSTOCK_API_KEY", False), ("PENSTOCK_ADMIN_KEY", True))
+FORM = f"must be `KEY`, `admin KEY` or `gateway KEY`, and may end with `{SHARE}=NUMBER` and `{CONCURRENT}=NUMBER`"
+ENVIRONMENT = (("PENSTOCK_API_KEY", ""), ("PENSTOCK_ADMIN_KEY", ADMIN), ("PENSTOCK_GATEWAY_KEY", GATEWAY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFA
         ConfigError: the file cannot be read, is open to every user or holds no key, or there are too many keys or a
             malformed one.
     """
-    found = [_Key(environ[name], name, admin=admin) for name, admin in ENVIRONMENT if environ.get(name)]
+    found = [_Key(environ[name], name, mark) for name, mark in ENVIRONMENT if environ.get(name)]
     if path:
         from_file = list(_file_keys(Path(path)))
         if not from_file:
@@ -137,16 +137,17 @@ def read_keys(path: str, environ: Mapping[str, str], limits: ServerLimits = DEFA
 
 
 def _caller(key: _Key) -> Caller:
-    return Caller(hashlib.sha256(key.text.encode()).digest(), key.admin, key.share, key.concurrent)
+    digest = hashlib.sha256(key.text.encode()).digest()
+    return Caller(digest, key.mark == ADMIN, key.share, key.concurrent, key.mark == GATEWAY)
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key, its options, and where it was given."""
+    """A key, its options, where it was given, and what it is marked as; "" for no mark."""
 
     text: str
     where: str
-    admin: bool = False
+    mark: str = ""
     share: float = 1.0
     concurrent: int = 0
 
@@ -165,12 +166,12 @@ def _file_keys(path: Path) -> Iterator[_Key]:
             continue
         where = f"{path}, line {number}"
         options = _take_options(words, where)
-        admin = len(words) == 2 and words[0] == ADMIN
-        if len(words) != 1 + admin:
+        mark = words[0] if len(words) == 2 and words[0] in (ADMIN, GATEWAY) else ""
+        if len(words) != 1 + bool(mark):
             raise ConfigError("api_key_file", f"{where}: {FORM}")
         share = _share(options[SHARE], where) if SHARE in options else 1.0
         concurrent = _concurrent(options[CONCURRENT], where) if CONCURRENT in options else 0
-        yield _Key(words[-1], where, admin, share, concurrent)
+        yield _Key(words[-1], where, mark, share, concurrent)
 
 
 def _take_options(words: list[str], where: str) -> dict[str, str]:

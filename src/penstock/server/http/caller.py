@@ -1,7 +1,8 @@
 """The caller of a request, identified by API key, and its tenant and prefix-cache salt.
 
 The salt that reaches the engine is an HMAC (RFC 2104) of the caller's `cache_salt`, keyed by the digest of the API key.
-So callers with different keys never share cached KV, and the engine learns neither the key nor the caller's salt.
+So callers with different keys never share cached KV, and the engine learns neither the key nor the caller's salt. Only
+a gateway's salts stay as they are: it keeps its own callers apart by them, and finds them again in KV events.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class Caller:
         admin: whether it may use the admin routes.
         share: its share of the machine under the `fair` policy, relative to callers with 1.
         concurrent: how many of its requests may run at once; 0 for no limit.
+        gateway: whether it sends requests on behalf of callers whom it keeps apart by `cache_salt` itself.
     """
 
     digest: bytes = b""
     admin: bool = True
     share: float = 1.0
     concurrent: int = 0
+    gateway: bool = False
 
     @property
     def name(self) -> str:
@@ -45,7 +48,9 @@ class Caller:
         """`request` with this caller's tenant, share and salt; unchanged where the server has no keys."""
         if not self.digest:
             return request
-        salt = hmac.new(self.digest, b"salt:" + request.cache_salt.encode(), hashlib.sha256).hexdigest()
+        salt = request.cache_salt
+        if not self.gateway:
+            salt = hmac.new(self.digest, b"salt:" + salt.encode(), hashlib.sha256).hexdigest()
         return replace(request, tenant=self.name, share=self.share, cache_salt=salt)
 
 

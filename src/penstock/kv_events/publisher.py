@@ -1,0 +1,195 @@
+"""Sends batches of KV events from a thread of its own, and sends them once more to whoever missed some.
+
+The engine's thread appends a batch to a bounded queue and rings a bell; it waits for nobody. The thread encodes a
+batch and gives it to ZeroMQ, which never waits for a reader either: what a reader does not take in time is lost to it.
+Batches are numbered before it is decided whether they are sent, so a reader sees every loss as a gap in the numbers,
+and may ask for what is missing while it is kept (`_answer`).
+
+On the wire (vLLM's protocol): a PUB socket sends `[topic, number, payload]`, the number in 8 bytes, most significant
+first. A ROUTER socket takes the first wanted number in the same form, and answers with `[number, payload]` for each
+batch that it still has, and at last with number -1 and an empty payload. Batch 0 says that the cache is empty, and so
+does the last one: a new engine has forgotten what its predecessor held.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import zmq
+
+from penstock.contract.cache_events import CacheCleared, CacheEvent, EventCounts
+from penstock.contract.errors import ConfigError
+from penstock.kv_events.messages import Encode
+
+__all__ = ["KvEventPublisher"]
+
+log = logging.getLogger(__name__)
+
+NUMBER_BYTES = 8
+END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+
+_CLOSE_SECONDS = 2.0
+"""How long closing may take; the thread is a daemon, so a reader that is stuck cannot keep the process."""
+
+_LINGER_MS = 200
+"""How long ZeroMQ may take to send the last batches when the sockets are closed."""
+
+_MOST_REQUEST_BYTES = 1024
+"""What a reader sends is a topic, or a number and its own address."""
+
+_RING = b"\0"
+_MOST_RINGS = 4096
+
+
+class _Batch(NamedTuple):
+    number: int
+    seconds: float
+    events: Sequence[CacheEvent]
+
+
+class KvEventPublisher:
+    """See the module. `publish` is for one thread, the engine's.
+
+    Args:
+        address: the PUB socket's, such as tcp://127.0.0.1:5557; port 0 takes a free one.
+        replay_address: the ROUTER socket's; "" for none.
+        topic: of all messages.
+        buffer: batches that are kept for replay; no more wait for the thread, or for a slow reader.
+        encode: writes batches.
+
+    Raises:
+        ConfigError: cannot listen on an address.
+
+    Attributes:
+        address: as it can be connected to.
+        replay_address: the same, or "".
+    """
+
+    def __init__(self, address: str, replay_address: str, topic: str, buffer: int, encode: Encode) -> None:
+        self._topic = topic.encode()
+        self._buffer = buffer
+        self._encode = encode
+        self._waiting: deque[_Batch] = deque()
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=buffer)
+        self._number = 0
+        self._dropped = 0
+        self._closing = False
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._context = zmq.Context()
+        try:
+            self._pub = self._listen(zmq.PUB, "kv_events", address)
+            self._router = self._listen(zmq.ROUTER, "kv_events_replay", replay_address) if replay_address else None
+        except ConfigError:
+            self._free()
+            raise
+        self.address = _bound(self._pub)
+        self.replay_address = "" if self._router is None else _bound(self._router)
+        self._thread = threading.Thread(target=self._work, name="penstock-kv-events", daemon=True)
+        self._thread.start()
+        self.publish((CacheCleared(),))
+
+    @property
+    def counts(self) -> EventCounts:
+        """Batches since the start."""
+        return EventCounts(self._number - self._dropped, self._dropped)
+
+    def publish(self, events: Sequence[CacheEvent]) -> None:
+        """Have a batch sent; it is dropped if too many wait already."""
+        number = self._number
+        self._number += 1
+        if len(self._waiting) >= self._buffer:
+            self._dropped += 1
+            return
+        self._waiting.append(_Batch(number, time.time(), events))
+        self._ring()
+
+    def close(self) -> None:
+        """Say that the cache is gone, and stop. Nobody may publish any more."""
+        self.publish((CacheCleared(),))
+        self._closing = True
+        self._ring()
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _listen(self, kind: int, option: str, address: str) -> zmq.Socket[bytes]:
+        """A socket on an address; no message waits for more than `buffer` others to be read."""
+        bound = self._context.socket(kind)
+        bound.setsockopt(zmq.LINGER, _LINGER_MS)
+        bound.setsockopt(zmq.SNDHWM, self._buffer + 1)
+        bound.setsockopt(zmq.MAXMSGSIZE, _MOST_REQUEST_BYTES)
+        bound.setsockopt(zmq.IPV6, "[" in address)
+        if kind == zmq.ROUTER:
+            bound.setsockopt(zmq.ROUTER_MANDATORY, True)  # to be told of a reader that has left or is full
+        try:
+            bound.bind(address)
+        except zmq.ZMQError as error:
+            raise ConfigError(option, f"cannot listen on {address}: {error.strerror}") from error
+        return bound
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # it has rung so often that the thread will look
+            self._bell.send(_RING)
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._ear, zmq.POLLIN)
+        if self._router is not None:
+            poller.register(self._router, zmq.POLLIN)
+        closing = False
+        while not closing:
+            ready = dict(poller.poll())
+            if self._ear.fileno() in ready:
+                self._ear.recv(_MOST_RINGS)
+            closing = self._closing  # before the queue is emptied: what was published before is sent
+            self._send_waiting()
+            if self._router is not None and self._router in ready:
+                self._answer(self._router)
+        self._free()
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            batch = self._waiting.popleft()
+            try:
+                payload = self._encode(batch.seconds, batch.events)
+                self._pub.send_multipart((self._topic, _spelled(batch.number), payload), zmq.NOBLOCK)
+            except Exception:  # the number is missing, as the reader sees
+                log.exception("KV events %d were not sent", batch.number)
+                continue
+            self._kept.append((batch.number, payload))
+
+    def _answer(self, router: zmq.Socket[bytes]) -> None:
+        """Send one reader what it asks for, unless it has left, or has not read what it asked for before."""
+        *envelope, wanted = router.recv_multipart()
+        first = int.from_bytes(wanted, "big") if len(wanted) == NUMBER_BYTES else self._number  # else it gets nothing
+        try:
+            for number, payload in self._kept:
+                if number >= first:
+                    router.send_multipart((*envelope, _spelled(number), payload), zmq.NOBLOCK)
+            router.send_multipart((*envelope, END, b""), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.debug("a replay of KV events was broken off: %s", error.strerror)
+
+    def _free(self) -> None:
+        self._bell.close()
+        self._ear.close()
+        self._context.destroy(_LINGER_MS)
+
+
+def _bound(listening: zmq.Socket[bytes]) -> str:
+    """The address that a socket listens on, with the port that it was given."""
+    address: bytes = listening.getsockopt(zmq.LAST_ENDPOINT)
+    return address.rstrip(b"\0").decode()
+
+
+def _spelled(number: int) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "big")
