@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import zmq
 from kv_events_reader import Sockets, View, events_of, receive, replay, subscribe
 from served import PATIENCE, _listening_url
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
@@ -75,16 +76,27 @@ def complete(url: str, prompt: list[int], key: str = "none", **fields) -> dict:
     return answer.json()
 
 
-def caught_up(context, address: str, url: str, key: str = "none") -> View:
-    """What a router knows that has heard everything."""
-    httpx.get(
-        f"{url}/health/ready", headers={"authorization": f"Bearer {key}"}
-    )  # the engine has taken a message since: the step before is done
+def caught_up(context, address: str) -> View:
+    """What a router knows that has heard everything: an answer comes after what its steps published."""
     view = View()
     for number, payload in replay(context, address, 0):
         view.take(number, payload)
     assert view.lost == []
     return view
+
+
+def hearing(context, address: str, url: str, topic: str = "") -> tuple[zmq.Socket, int]:
+    """A subscription to a cache that was emptied, until it has begun; and the number that comes next."""
+    reader = subscribe(context, address, topic)
+    until = time.monotonic() + PATIENCE
+    while not reader.poll(100):
+        assert time.monotonic() < until
+        httpx.post(f"{url}/reset_prefix_cache", timeout=PATIENCE)
+    httpx.post(f"{url}/reset_prefix_cache", timeout=PATIENCE)
+    _, last, _ = receive(reader)
+    while reader.poll(500):
+        _, last, _ = receive(reader)
+    return reader, last + 1
 
 
 def expected_hit(view: View, prompt: list[int]) -> int:
@@ -98,26 +110,24 @@ def expected_hit(view: View, prompt: list[int]) -> int:
 def test_a_router_knows_what_a_prompt_will_find(folder, context, form):
     rng = random.Random(3)
     with serving(folder, "--kv-events-format", form, "--kv-events-topic", "kv@me@tiny") as (url, address, again):
-        assert caught_up(context, again, url).heard == [{"type": "AllBlocksCleared"}]
-        reader = subscribe(context, address, "kv@")
-        time.sleep(0.2)  # the subscription is on its way
-        hits = 0
+        assert caught_up(context, again).heard == [{"type": "AllBlocksCleared"}]
+        (reader, first), hits = hearing(context, address, url, "kv@"), 0
         for turn in range(30):
             prompt = PROMPT[: rng.randrange(1, 100)] + [
                 rng.randrange(3, BYTE_VOCABULARY) for _ in range(rng.choice([1, 40]))
             ]
-            view = caught_up(context, again, url)
+            view = caught_up(context, again)
             usage = complete(url, prompt)["usage"]
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             assert cached == expected_hit(view, prompt), turn
             hits += cached > 0
         assert hits > 5
-        view = caught_up(context, again, url)
+        view = caught_up(context, again)
         assert any(event["type"] == "BlockRemoved" for event in view.heard)
         heard = View()
         topic, number, payload = receive(reader)
-        assert (topic, number) == (b"kv@me@tiny", 1), "the subscription was in time"
-        heard.next = number
+        assert (topic, number) == (b"kv@me@tiny", first)
+        heard.next = first
         heard.take(number, payload)
         while heard.next < view.next:
             heard.take(*receive(reader)[1:])
@@ -125,19 +135,19 @@ def test_a_router_knows_what_a_prompt_will_find(folder, context, form):
         published = rf'^penstock:kv_event_batches_total{{.*outcome="published"}} {view.next}\.0$'
         assert re.search(published, httpx.get(f"{url}/metrics").text, re.MULTILINE)
         httpx.post(f"{url}/reset_prefix_cache")
-        assert caught_up(context, again, url).blocks == {}
+        assert caught_up(context, again).blocks == {}
 
 
 def test_answers_are_told_too_and_salts_are_apart(folder, context):
     with serving(folder) as (url, _, again):
         complete(url, PROMPT[:30], max_tokens=40)
-        view = caught_up(context, again, url)
+        view = caught_up(context, again)
         longest = max(map(view.tokens_of, view.blocks), key=len)
         assert longest[:30] == tuple(PROMPT[:30])
         assert len(longest) == (30 + 40 - 1) // BLOCK * BLOCK, "of the answer too, but for its last token"
         assert not view.salts
         complete(url, PROMPT[:30], max_tokens=1, cache_salt="tenant")
-        salted = caught_up(context, again, url)
+        salted = caught_up(context, again)
         (first,) = salted.salts
         assert salted.salts[first] == ["tenant"]
         assert salted.tokens_of(first) == tuple(PROMPT[:BLOCK])
@@ -151,10 +161,10 @@ def test_behind_keys_a_router_finds_what_a_gateway_asked_for_and_no_more(folder,
     with serving(folder) as (url, _, again):
         complete(url, PROMPT[:20], gateway)
         complete(url, PROMPT[:20], gateway, cache_salt="tenant")
-        view = caught_up(context, again, url, other)
+        view = caught_up(context, again)
         assert [view.salts.get(block) for block in view.blocks] == [None, ["tenant"]]
         complete(url, PROMPT[:20], other)
-        (((salt,),)) = [each for each in caught_up(context, again, url, other).salts.values() if each != ["tenant"]]
+        ((salt,),) = [each for each in caught_up(context, again).salts.values() if each != ["tenant"]]
         assert re.fullmatch("[0-9a-f]{64}", salt)
 
 
@@ -184,14 +194,13 @@ def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, conte
         try:
             url = _listening_url(process, time.monotonic())
             complete(url, PROMPT[:40])
-            assert len(caught_up(context, again, url).blocks) == 2
-            reader = subscribe(context, address)
-            time.sleep(0.2)  # the subscription is on its way
+            assert len(caught_up(context, again).blocks) == 2
+            reader, first = hearing(context, address, url)
             assert httpx.post(f"{url}/models/unload", json={"model": "tiny"}, timeout=PATIENCE).status_code == 200
             _, number, payload = receive(reader)
-            assert (number, events_of(payload)) == (2, [{"type": "AllBlocksCleared"}])
+            assert (number, events_of(payload)) == (first, [{"type": "AllBlocksCleared"}])
             complete(url, PROMPT[:40])
-            view = caught_up(context, again, url)
+            view = caught_up(context, again)
             assert (view.next, len(view.blocks)) == (2, 2)
         finally:
             process.terminate()

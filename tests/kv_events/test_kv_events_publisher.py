@@ -55,6 +55,14 @@ def listening(context, publisher, **options) -> zmq.Socket:
     return reader
 
 
+def idle(publisher) -> None:
+    """Wait until no batch waits for the thread."""
+    until = time.monotonic() + 20
+    while publisher._waiting:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
 def settled(publisher, context) -> int:
     """The number of the last batch, once it is kept."""
     last = publisher.counts.published + publisher.counts.dropped - 1
@@ -142,10 +150,7 @@ def test_what_cannot_be_sent_is_counted_and_is_a_gap(context):
         go_on.set()
         assert counts.published + counts.dropped == 8, "with the batch that says that the cache is empty"
         assert counts.dropped in (5, 6), "two wait, and one may be with the thread"
-        until = time.monotonic() + 20
-        while publisher._waiting:
-            assert time.monotonic() < until
-            time.sleep(0.001)
+        idle(publisher)
         publisher.publish(stored(8))
         assert settled(publisher, context) == 8
         view = View()
@@ -197,6 +202,7 @@ def test_whoever_asks_and_does_not_read_delays_nobody(context):
         heavy = BlocksStored(tuple(key(index) for index in range(2000)), None, tuple(range(2000)), "")
         for _ in range(150):
             publisher.publish((heavy,))
+            idle(publisher)
         last = settled(publisher, context)
         asker = context.socket(zmq.DEALER)
         asker.setsockopt(zmq.RCVHWM, 1)
