@@ -57,6 +57,7 @@ def load_draft_model(
         unfit = "it only embeds" if target.program.looks_ahead else "every layer of it has a window"
         raise ConfigError(_OPTION, f"nothing can be guessed for {target.files.path}: {unfit}")
     _check_vocabulary(config, files, text)
+    config = replace(config, lora=(), lora_dir="")  # it guesses without adapters
     own = replace(config, quantization="auto" if config.quantization == "file" else config.quantization)
     choices = resolve_choices(own, files, target.backend)
     planned = plan_model(replace(own, max_model_len=0), files, choices)
