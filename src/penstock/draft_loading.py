@@ -73,6 +73,7 @@ def load_guesser(
     if target.program.looks_ahead or target.program.window is not None:
         unfit = "it only embeds" if target.program.looks_ahead else "every layer of it has a window"
         raise ConfigError(_OPTION, f"nothing can be guessed for {target.files.path}: {unfit}")
+    config = replace(config, lora=(), lora_dir="")  # it guesses without adapters
     own = replace(config, quantization="auto" if config.quantization == "file" else config.quantization)
     if is_eagle3(files.config):
         return _load_eagle3(own, files, target, announce)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pretend_cuda import MixedDevices, Pretended, pretend_cuda
+from tiny_adapters import linear_modules, load_with_adapters, write_adapter
 from tiny_checkpoints import VARIANTS, write_lettered
 
 from penstock import LLM, SamplingParams
@@ -67,9 +68,9 @@ def pretended(monkeypatch):
         yield device
 
 
-def _answers(llm, sampling):
+def _answers(llm, sampling, adapter=""):
     params = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    outputs = llm.generate(PROMPTS, params, adapter=adapter, use_tqdm=False)
     return [each.outputs[0].token_ids for each in outputs]
 
 
@@ -99,3 +100,17 @@ def test_the_answers_are_those_of_the_cpu(family, tmp_path, monkeypatch, request
     with LLM(model, device="cuda", **OPTIONS) as llm:
         for name, sampling in samplings.items():
             assert _answers(llm, sampling) == expected[name], name
+
+
+def test_adapters_answer_there_as_on_the_cpu(tmp_path, monkeypatch, request):
+    (tmp_path / "model").mkdir()
+    model = str(write_lettered(tmp_path / "model", "llama", "wide_heads_untied"))
+    modules = linear_modules(load_with_adapters(model).program)
+    lora = {name: str(write_adapter(tmp_path / name, modules, 3 + seed, seed=seed)) for seed, name in enumerate("ab")}
+    monkeypatch.setenv("PENSTOCK_ISA", "torch")
+    with LLM(model, device="cpu", lora=lora, **OPTIONS) as llm:
+        expected = _answers(llm, SAMPLINGS["greedy"], ["a", "", "b", "a"])
+    request.getfixturevalue("pretended")
+    with LLM(model, device="cuda", lora=lora, **OPTIONS) as llm:
+        assert _answers(llm, SAMPLINGS["greedy"], ["a", "", "b", "a"]) == expected
+        assert _answers(llm, SAMPLINGS["greedy"]) != expected

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_adapters import linear_modules, write_adapter
 from tiny_checkpoints import VARIANTS, write_checkpoint, write_lettered
 
 from penstock import LLM, SamplingParams, loading
+from penstock.kernels.step_cache import StepCache
 from penstock.models import gguf_dialect, load
 from penstock.weights.bind import Binder
 from penstock.weights.files import open_model
@@ -47,7 +49,7 @@ def captures(monkeypatch):
     return Again
 
 
-def answers(model, **options):
+def answers(model, adapter="", **options):
     prompts = [[5, 9, 7, 11, 4, 8, 6], [8], [9, 9, 5] * 6]
     params = [
         SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=0),
@@ -56,9 +58,35 @@ def answers(model, **options):
     ]
     sizes = {"kv_cache_memory": 1 << 22, "max_model_len": 64, "max_num_batched_tokens": 12, "max_num_seqs": 4}
     with LLM(str(model), dtype="float32", kv_store="off", **sizes, **options) as llm:
-        made = llm.generate(prompts, params, use_tqdm=False)
+        made = llm.generate(prompts, params, adapter=adapter, use_tqdm=False)
     return [(each.outputs[0].token_ids, [of[token].logprob for token, of in zip(
         each.outputs[0].token_ids, each.outputs[0].logprobs, strict=True)]) for each in made]  # fmt: skip
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")  # of numpy, in rows that fill up
+def test_steps_with_adapters_are_computed_by_the_reference_on_the_same_device(tmp_path, captures, monkeypatch):
+    (tmp_path / "model").mkdir()
+    model = write_lettered(tmp_path / "model", "llama", VARIANTS["llama"][0])
+    files = open_model(model, gguf_dialect)
+    modules = linear_modules(load(files.config, Binder(files.source, torch.float32, "cpu", "m"), "m"))
+    lora = {"poet": str(write_adapter(tmp_path / "poet", modules, 8))}
+    device = {"device": DEVICE} if DEVICE == "cuda" else {}
+    if DEVICE == "cpu":  # where steps of one size share a block table, which tells steps apart on a device
+        monkeypatch.setattr(StepCache, "get", lambda cache, step, key, make: make())
+    made = [answers(model, adapter, lora=lora, **device) for adapter in ("poet", ["", "poet", ""], "")]
+    if DEVICE == "cpu":
+        monkeypatch.undo()
+    monkeypatch.setenv("PENSTOCK_ISA", "torch")
+    expected = [answers(model, adapter, lora=lora, device="cpu") for adapter in ("poet", ["", "poet", ""], "")]
+    assert made[0] != made[2]
+    alone = [made[2][0], made[0][1], made[2][2]]
+    if DEVICE == "cuda":  # torch's products on a CPU round as their shapes have it
+        assert made[1] == alone
+    for ours, theirs in ((made[1], alone), *zip(made, expected, strict=True)):
+        for (tokens, scores), (other, wanted) in zip(ours, theirs, strict=True):
+            assert tokens == other
+            assert scores == pytest.approx(wanted, abs=2e-5)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")  # of numpy, in rows that fill up
