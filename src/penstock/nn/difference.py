@@ -22,6 +22,8 @@ __all__ = ["difference"]
 _RELATIVE = 1e-6
 _POSITIONS = 4096
 _ANGLE = 1e-3
+_NAMES = "modules"
+"""The field of projections that says what their checkpoint calls them, which is each format's own affair."""
 
 
 def difference(one: Program, other: Program) -> str | None:
@@ -45,7 +47,7 @@ def _differences(where: str, one: Any, other: Any) -> Iterator[str]:
             yield from _differences(f"{where}[{index}]", first, second)
     elif is_dataclass(one):
         for field in fields(one):
-            if not field.name.startswith("_"):
+            if not field.name.startswith("_") and field.name != _NAMES:
                 yield from _differences(f"{where}.{field.name}", getattr(one, field.name), getattr(other, field.name))
     elif isinstance(one, float):
         if not math.isclose(one, other, rel_tol=_RELATIVE):
