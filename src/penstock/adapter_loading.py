@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from penstock import models
-from penstock.contract.adapter import AdapterFacts
+from penstock.contract.adapter import AdapterFacts, adapter_option
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ModelFileError
+from penstock.contract.errors import ConfigError, ModelFileError, SetupError
 from penstock.exec.adapters import AdapterSlots
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import DTYPES, CpuBackend
@@ -33,7 +33,7 @@ from penstock.weights.adapter_files import AdapterFiles, Factors
 from penstock.weights.gguf_adapter import open_gguf_adapter
 from penstock.weights.peft_adapter import open_peft
 
-__all__ = ["adapter_slots"]
+__all__ = ["adapter_slots", "load_adapters"]
 
 _PREFIXES = (
     ("", ""),
@@ -49,6 +49,20 @@ _PREFIXES = (
 def adapter_slots(config: EngineConfig, loaded: LoadedModel) -> AdapterSlots:
     """The adapters of a runner: none yet."""
     return AdapterSlots(_Loader(loaded, config.max_lora_rank)) if config.most_adapters else AdapterSlots()
+
+
+def load_adapters(config: EngineConfig, slots: AdapterSlots) -> Iterator[AdapterFacts]:
+    """Load the adapters of the option `lora`; yields what is known of each.
+
+    Raises:
+        ConfigError: one cannot be used.
+    """
+    for each in config.lora:
+        name, path = adapter_option(each)
+        try:
+            yield slots.load(name, path)
+        except SetupError as error:
+            raise ConfigError("lora", f"{name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Fron
 """Engine options without effect in commands that step the engine themselves."""
 
 ADAPTER_OPTIONS = frozenset({"lora", "max_loras", "max_lora_rank"})
-"""Engine options of commands whose requests may name an adapter."""
+"""Engine options of commands whose requests may have an adapter."""
 
 ALIASES = {"tokenizer": ("--tokenizer-name",)}
 """Alternative spellings of options: RoseInfer's."""

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
 from penstock.cli.imports import lasting_imports
-from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options
+from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
 from penstock.contract.config import EngineConfig
@@ -27,20 +27,16 @@ __all__ = ["command"]
 NOT_PROVED = 1
 
 # Engine options that do not matter to a verification: names, queues and parsers of answers.
-_LEFT_OUT = (
-    NOT_OFFLINE
-    | ADAPTER_OPTIONS
-    | {
-        "model",
-        "max_model_len",
-        "tool_call_parser",
-        "reasoning_parser",
-        "tokenizer",
-        "chat_template",
-        "generation_config",
-        "record",
-    }
-)
+_LEFT_OUT = NOT_OFFLINE | {
+    "model",
+    "max_model_len",
+    "tool_call_parser",
+    "reasoning_parser",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
+    "record",
+}
 
 
 @click.command("verify", cls=SectionedCommand)
@@ -89,8 +85,9 @@ def command(
     """Prove that MODEL's answers do not depend on batch, chunks, cache, guesses, preemption or threads, bit for bit.
 
     Random requests are run alone, then together by many schedules; every token and log probability must be the same.
-    The first schedule has the sizes given here, as `penstock serve` would use them. Exit code 1 if anything differs, or
-    if a schedule that was built to preempt did not.
+    The first schedule has the sizes given here, as `penstock serve` would use them. With adapters (--lora) requests
+    have none and each of them in turn. Exit code 1 if anything differs, or if a schedule that was built to preempt did
+    not.
     """
     (config,) = build_configs(context, EngineConfig)
     head = provenance()

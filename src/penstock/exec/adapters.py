@@ -60,6 +60,12 @@ class AdapterSlots:
         self._loaded[name] = adapter
         return facts
 
+    def shared(self) -> AdapterSlots:
+        """Slots of another runner, with the adapters that are loaded here."""
+        other = AdapterSlots(self._load)
+        other._loaded = dict(self._loaded)
+        return other
+
     def unload(self, name: str) -> None:
         """Forget an adapter; slots that have it keep it until they are released."""
         self._loaded.pop(name, None)

@@ -23,7 +23,7 @@ from penstock.verify.compare import Mismatch, compare, total
 from penstock.verify.dry_run import dry_run
 from penstock.verify.guesses import Guesses
 from penstock.verify.report import Report, Verdict
-from penstock.verify.requests import draw_requests
+from penstock.verify.requests import dealt_adapters, draw_requests
 from penstock.verify.run import Outcome, ScheduleRun, run_alone, run_schedule
 from penstock.verify.schedules import Schedule, draw_schedules
 from penstock.verify.target import Target
@@ -64,6 +64,7 @@ def verify(
         longest_prompt=budget.longest_prompt(target.max_positions),
         new_tokens=budget.new_tokens,
     )
+    requests = dealt_adapters(requests, target.adapters)
     schedules = draw_schedules(
         budget.schedules,
         budget.seed,

@@ -20,7 +20,7 @@ from penstock.sampling import SamplingParams
 from penstock.sampling.parameters.logprobs_mode import PROCESSED, RAW
 from penstock.verify.vocab import Vocab
 
-__all__ = ["Kind", "draw_params", "draw_prompt", "draw_requests", "is_plain", "kind_of", "ragged"]
+__all__ = ["Kind", "dealt_adapters", "draw_params", "draw_prompt", "draw_requests", "is_plain", "kind_of", "ragged"]
 
 Prompt = tuple[int, ...]
 
@@ -85,6 +85,18 @@ def draw_requests(
         requests += _sequences(str(number), prompt, params, vocab, opened=draw.random() < _OPENED_SHARE)
         number += 1
     return tuple(requests[:count])
+
+
+def dealt_adapters(
+    requests: Sequence[SequenceRequest], adapters: Sequence[tuple[str, str]]
+) -> tuple[SequenceRequest, ...]:
+    """The requests with adapters, given as name and digest: in turn none, then each of them."""
+    every = [("", ""), *adapters]
+    chosen = [every[int(request.id.partition("/")[0]) % len(every)] for request in requests]
+    return tuple(
+        replace(request, adapter=name, adapter_digest=digest)
+        for request, (name, digest) in zip(requests, chosen, strict=True)
+    )
 
 
 def is_plain(request: SequenceRequest) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.adapter_loading import adapter_slots, load_adapters
 from penstock.contract.errors import ConfigError
 from penstock.contract.ports import Grammars, Runner
 from penstock.contract.scheduler_config import SchedulerConfig
@@ -37,6 +38,7 @@ class Target:
         stateful: whether the model carries recurrent state, for which schedules have checkpoints.
         blocks_for: (bytes, block size) -> number of KV blocks that fit.
         draft_context: positions that the draft model can compute; 0 if there is none.
+        adapters: name and digest of each adapter that requests may name.
     """
 
     vocab_size: int
@@ -51,6 +53,7 @@ class Target:
     stateful: bool = False
     blocks_for: Callable[[int, int], int] = lambda memory, block_size: 0  # noqa: ARG005
     draft_context: int = 0
+    adapters: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
@@ -63,11 +66,14 @@ class Target:
     ) -> Target:
         """The target for a loaded model; `threads` is the option of that name, 0 for one thread per physical core.
 
-        With `draft`, its runners have a draft model if the scheduler's configuration asks for guesses.
+        With `draft`, its runners have a draft model if the scheduler's configuration asks for guesses. They have the
+        adapters that the model's options name.
 
         Raises:
-            ConfigError: the model only embeds.
+            ConfigError: the model only embeds, or an adapter cannot be used.
         """
+        adapters = adapter_slots(loaded.config, loaded)
+        loaded_adapters = tuple(load_adapters(loaded.config, adapters))
         if loaded.program.looks_ahead:
             raise ConfigError("model", "only embeds, and what is verified is generated")
         on_threads, drafting = loaded, draft
@@ -91,7 +97,8 @@ class Target:
                 drafter = drafter_of(drafting, on_threads, *sizes)
                 drafter.kv.fill_with_nan()
             sizes_of_slots = config.max_num_seqs, config.max_model_len
-            return on_threads.runner(kv, *sizes_of_slots, grammars, budgets, states, drafter=drafter)
+            own = adapters.shared()
+            return on_threads.runner(kv, *sizes_of_slots, grammars, budgets, states, drafter=drafter, adapters=own)
 
         return cls(
             vocab_size=loaded.shape.vocab_size,
@@ -105,6 +112,7 @@ class Target:
             window=loaded.program.window,
             stateful=bool(loaded.program.states),
             draft_context=0 if draft is None else draft.shape.max_positions,
+            adapters=tuple((facts.name, facts.digest) for facts in loaded_adapters),
             blocks_for=lambda memory, size: blocks_for(
                 memory, block_bytes(loaded.program.caches, size, loaded.kv_dtype), size
             ),
