@@ -64,19 +64,19 @@ def test_adapters_come_and_go_and_outlive_the_runner(tmp_path):
 
         before = runner_of(served.process.pid)
         with ThreadPoolExecutor(3) as pool:
-            long = {each: ask(url, each, 60) for each in names}
+            long = {each: ask(url, each, 400) for each in names}
             httpx.post(f"{url}/reset_prefix_cache")
-            answers = {each: pool.submit(ask, url, each, 60) for each in names}
+            answers = {each: pool.submit(ask, url, each, 400) for each in names}
             served.wait_running(1)
             os.kill(before, signal.SIGKILL)
             assert {each: made.result(PATIENCE) for each, made in answers.items()} == long
         assert runner_of(served.process.pid) != before
 
         with ThreadPoolExecutor(2) as pool:
-            answer = pool.submit(ask, url, "second", 70)
+            answer = pool.submit(ask, url, "second", 400)
             served.wait_running(1)
             assert order(url, "unload", "second").json() == {"unloaded": "second"}
-            assert len(answer.result()[0]) == 70
+            assert len(answer.result()[0]) == 400
         gone = httpx.post(f"{url}/v1/completions", json={"model": "second", "prompt": "a"})
         assert gone.status_code == 404
         assert order(url, "load", "third", lora_path=str(folder / "third")).status_code == 200
