@@ -124,9 +124,11 @@ def model_part(
     memory: MemoryBudget,
     watch: StepWatch,
     stopping: asyncio.Event,
+    journal: Journal | None,
+    answers: AnswerJournal | None,
 ) -> ModelPart:
     """One model's part of a server of several; the arguments are as for `create_app`, `stopping` is the server's."""
-    serving = _serve(client, card, limits, access, memory, stopping)
+    serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
     return ModelPart(_application(serving, tuple(_routes(serving))), serving, readiness.stuck)
 

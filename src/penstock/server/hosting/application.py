@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from functools import partial
 from fastapi import FastAPI
 
 from penstock.contract.hosting import Models, ServedModel
+from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.server.admin import common_routes, metrics
@@ -45,6 +46,7 @@ def create_hosting_app(
     access: Access,
     memory: MemoryBudget,
     observers: Sequence[Observer] = (),
+    journals: Mapping[str, AnswerJournal] | None = None,
 ) -> FastAPI:
     """The application that serves `models`.
 
@@ -55,15 +57,16 @@ def create_hosting_app(
         access: who may call.
         memory: the budget of requests in progress, of all models together.
         observers: called when a request is over.
+        journals: where each model's stored answers are written down, by its main name; None if they are not.
     """
     stopping, counter = asyncio.Event(), RequestCounter()
 
     def make(name: str, model: ServedModel) -> ModelPart:
         own = replace(access, limits=model.memory.applied(access.limits))
         client, watch = RelayedClient(models, name, model), RelayedWatch(models, name)
-        return model_part(client, model.card, limits, own, model.memory, watch, stopping)
+        return model_part(client, model.card, limits, own, model.memory, watch, stopping, model.streams, model.answers)
 
-    parts = Parts(models, make)
+    parts = Parts(models, make, journals)
     readiness = HostingReadiness(parts, stopping)
     measured = HostingMetrics(parts), ServerMetrics(counter)
     probes = (*probe_routes(partial(health_of, parts), readiness), *metrics.routes(*measured))
