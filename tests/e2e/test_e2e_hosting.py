@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -189,6 +190,25 @@ def test_streams_health_and_metrics(server):
     assert 'penstock:model_loaded{model_name="first"} 1.0' in text
     helps = [line for line in text.splitlines() if line.startswith("# HELP")]
     assert len(helps) == len(set(helps)), "each metric is described once"
+
+
+def test_who_watches_a_model_loads_none(folders):
+    def event(url: str, query: str = "") -> dict:
+        with httpx.stream("GET", f"{url}/engine/events{query}", timeout=PATIENCE) as response:
+            assert response.status_code == 200, response.read()
+            line = next(line for line in response.iter_lines() if line.startswith("data: "))
+            return json.loads(line.removeprefix("data: "))
+
+    with serving(*(str(folders[name]) for name in ("first", "second"))) as (url, _):
+        assert event(url)["state"] == event(url, "?model=second")["state"] == "unloaded"
+        complete(url, "second")
+        seen = event(url, "?model=second")
+        assert (seen["state"], seen["generated_tokens"], seen["alive"]) == ("loaded", 12, True)
+        httpx.post(f"{url}/models/unload", json={"model": "second"}, timeout=PATIENCE)
+        seen = event(url, "?model=second")
+        assert (seen["state"], seen["generated_tokens"]) == ("unloaded", 12)
+        assert set(states(url).values()) == {"unloaded"}
+        assert httpx.get(f"{url}/engine/events?model=fourth").status_code == 404
 
 
 def resident(pid: int) -> int:

@@ -24,6 +24,7 @@ from penstock.server.admin.metrics import RequestCounter, ServerMetrics
 from penstock.server.admin.probes import routes as probe_routes
 from penstock.server.application import ModelPart, add_routes, hold_bytes, model_part, probe_app, shield
 from penstock.server.delivery.observation import Observer
+from penstock.server.hosting import events
 from penstock.server.hosting import models as model_routes
 from penstock.server.hosting.dispatch import Dispatch, Parts
 from penstock.server.hosting.health import HostingReadiness, health_of
@@ -77,7 +78,7 @@ def create_hosting_app(
         lambda: [part.serving.client for part in parts.present()],
         lambda: [part.serving.live for part in parts.present()],
     )
-    routes = (*listed, *common, *files.routes(), *probes)
+    routes = (*listed, *common, *files.routes(), events.route(parts, stopping), *probes)
     app = FastAPI(
         title="Penstock", version="1", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )

@@ -66,6 +66,10 @@ class Parts:
         """The parts that there are."""
         return tuple(self._parts.values())
 
+    def made(self, main: str) -> ModelPart | None:
+        """The part of a model by its main name, if it was loaded so far."""
+        return self._parts.get(main)
+
     def status(self, name: str) -> ModelStatus:
         """A model at this moment, under a name that a caller gave.
 
