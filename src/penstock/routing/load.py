@@ -1,0 +1,158 @@
+"""What is known of one replica: what it last said of itself, and what was sent to it since.
+
+Decides how long a request that comes now would wait there. Knows nothing of prefixes. Reports come over a network from
+processes that may be broken, so no number is trusted: each is brought within bounds, and none of them raises.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Replica", "ReplicaLoad", "finite", "within"]
+
+_HOUR = 3600.0
+_MANY = 10**9
+_DEFAULT_SLOTS = 16
+_BESIDE = 0.02
+"""Part of a stay that a newcomer loses to a full house of sequences that decode beside it."""
+_ON_THE_WAY = 0.1
+"""Seconds before a report in which what was sent may not be in it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """What a replica last said of itself.
+
+    Attributes:
+        backlog_seconds: until it has read all prompts that it has accepted.
+        running: sequences that hold a slot.
+        waiting: sequences that do not.
+        slots: sequences that can run at once; 0 if unknown.
+        free_blocks: KV blocks that no sequence holds, whether or not they still cache something.
+        total_blocks: all KV blocks; 0 if unknown.
+        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not learned that yet.
+    """
+
+    backlog_seconds: float
+    running: int
+    waiting: int
+    slots: int
+    free_blocks: int
+    total_blocks: int
+    tokens_per_second: float = 0.0
+
+
+def within(value: float, lowest: float, highest: float) -> float:
+    """`value` as a float that is not outside the bounds; NaN becomes the lowest."""
+    return float(min(max(value, lowest), highest)) if value == value else float(lowest)
+
+
+class Replica:
+    """One replica as the router sees it. Owned by its `Router`.
+
+    Attributes:
+        name: what the caller calls it.
+        alive: False once it was lost or left; then nothing of it counts.
+        reported: when it last reported; infinity if it never did.
+        read_at: when it will have read all that it has.
+        at_once: how many it has, running or waiting.
+        sent: how many of this router's requests it has.
+        score: for sorting: about when it could begin a request.
+    """
+
+    __slots__ = (
+        "_blocks_per_running",
+        "_free_blocks",
+        "_recent",
+        "_running",
+        "_slots",
+        "_total_blocks",
+        "alive",
+        "at_once",
+        "name",
+        "rate",
+        "read_at",
+        "reported",
+        "score",
+        "sent",
+    )
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name = name
+        self.alive = True
+        self.rate = rate
+        self.reported = math.inf
+        self.read_at = 0.0
+        self.at_once = 0
+        self.sent = 0
+        self.score = 0.0
+        self._slots = _DEFAULT_SLOTS
+        self._running = 0
+        self._free_blocks = float(_MANY)
+        self._total_blocks = 0
+        self._blocks_per_running = 0.0
+        self._recent: list[tuple[float, float, float]] = []  # when, seconds to read, blocks: may not be reported yet
+
+    def report(self, load: ReplicaLoad, now: float, stay: float) -> None:
+        """Believe `load`, beside what was sent so shortly before that it cannot be in it."""
+        if load.tokens_per_second > 0:
+            self.rate = within(load.tokens_per_second, 1e-3, _MANY)
+        self._forget_recent(now)
+        self.reported = now
+        self.read_at = now + within(load.backlog_seconds, 0.0, _HOUR) + sum(each[1] for each in self._recent)
+        self._slots = int(within(load.slots, 0, _MANY)) or _DEFAULT_SLOTS
+        self._running = int(within(load.running, 0, _MANY))
+        self.at_once = max(self._running + int(within(load.waiting, 0, _MANY)), self.sent)
+        self._total_blocks = int(within(load.total_blocks, 0, _MANY))
+        free = within(load.free_blocks, 0, self._total_blocks) if self._total_blocks else float(_MANY)
+        self._blocks_per_running = (self._total_blocks - free) / self._running if self._running else 0.0
+        self._free_blocks = free - sum(each[2] for each in self._recent)
+        self.rescore(now, stay)
+
+    def take(self, unread: float, blocks: float, now: float, stay: float) -> None:
+        """A request was sent there: `unread` tokens to read, `blocks` KV blocks to find."""
+        seconds = unread / self.rate
+        self.read_at = min(max(self.read_at, now), now + _HOUR) + seconds
+        self.sent += 1
+        self.at_once += 1
+        self._free_blocks -= blocks
+        self._forget_recent(now)
+        self._recent.append((now, seconds, blocks))
+        self.rescore(now, stay)
+
+    def give(self, now: float, stay: float) -> None:
+        """One of this router's requests ended there; more ends than requests are no error."""
+        if self.sent:
+            self.sent -= 1
+            self.at_once = max(0, self.at_once - 1)
+            self._free_blocks += self._blocks_per_running
+            self.rescore(now, stay)
+
+    def rescore(self, now: float, stay: float) -> None:
+        """Put `score` right after a change."""
+        self.score = max(self.read_at, now) + self.crowd(0.0, stay)
+
+    def wait(self, blocks: float, now: float, stay: float) -> float:
+        """Seconds until it would begin a request that needs `blocks`, if a request stays `stay` seconds with it."""
+        return min(max(self.read_at - now, 0.0), 2 * _HOUR) + self.crowd(blocks, stay)
+
+    def crowd(self, blocks: float, stay: float) -> float:
+        """Seconds that a newcomer waits for the ends of others, and a little for each that decodes beside it."""
+        stays = max(0, self.at_once + 1 - self._slots) / self._slots
+        lacking = blocks - self._free_blocks
+        if lacking > 0 and self._blocks_per_running > 0:
+            stays = max(stays, math.ceil(lacking / self._blocks_per_running) / self._running)
+        return stay * (stays + _BESIDE * min(self.at_once / self._slots, 1.0))
+
+    def _forget_recent(self, now: float) -> None:
+        if self._recent and not now - self._recent[0][0] <= _ON_THE_WAY:
+            self._recent = [each for each in self._recent if 0.0 <= now - each[0] <= _ON_THE_WAY]
+
+
+def finite(value: float) -> bool:
+    """Whether `value` is a finite number; integers too large for a float are not."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

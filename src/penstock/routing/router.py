@@ -1,0 +1,206 @@
+"""The router of a fleet: ranks replicas for a prompt by what they would have to read, and how long it would wait.
+
+Each candidate costs the seconds until it would begin, and, weighted, the seconds in which it would read what it does
+not hold. Weighted, because reading what another holds delays everybody behind, and pushes out what others come back
+for. Waits below that of the freest eighth of the fleet count as equal to it: among hundreds of replicas there is
+always one that is idle by chance, and a conversation that moved there would leave its prefix behind for little.
+
+Candidates are those that were sent a beginning of the prompt, a few that a stable hash names, and two of the freest
+eighth. So a decision among a thousand replicas costs what it costs among twenty, sorting apart.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Sequence
+from operator import attrgetter
+
+from penstock.routing.holders import Holders
+from penstock.routing.load import Replica, ReplicaLoad, finite, within
+from penstock.routing.ring import Ring
+from penstock.routing.stay import Stay
+
+__all__ = ["Router"]
+
+_SCORE, _NAME = attrgetter("score"), attrgetter("name")
+_MOST_HOLDERS = 16
+"""Replicas that are remembered for one beginning."""
+_ENOUGH_HOLDERS = 8
+"""Holders that a decision looks for."""
+_FAVOURITES = 4
+_DRAWN = 2
+_PART = 8
+"""The freest of so many replicas is whom others are compared with; of fewer it is the freest of all."""
+_ALIKE = 0.1
+"""Waits that differ by less than this share of the time to read the whole prompt count as equal."""
+_LATER = float("inf")
+_MOST_TOKENS = 10**9
+
+
+class Router:
+    """Says which replica a prompt is best sent to. Used by one thread; no call waits, and none raises.
+
+    Memory is bounded by `most_keys` and the replicas that were named: nothing grows with requests.
+
+    Args:
+        most_keys: beginnings of prompts that are remembered; about 300 bytes each.
+        seed: of the draws among equals; give each router of a fleet another.
+        affinity: seconds of waiting that are worth one second of reading what is held elsewhere.
+        tokens_per_second: what a replica reads until it says otherwise.
+        silence: seconds without a report after which a replica that has reported before comes last.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_keys: int = 200_000,
+        seed: int = 0,
+        affinity: float = 2.0,
+        tokens_per_second: float = 2000.0,
+        silence: float = 5.0,
+    ) -> None:
+        self._holders = Holders(most_keys, _MOST_HOLDERS)
+        self._random = random.Random(seed)  # noqa: S311 (no secret)
+        self._affinity = affinity
+        self._rate = tokens_per_second
+        self._silence = silence
+        self._stay = Stay(1.0)
+        self._replicas: dict[str, Replica] = {}
+        self._order: list[Replica] = []  # about by score; sorted when it is needed
+        self._ring = Ring()
+        self._now = 0.0
+        self._watched = 0.0
+        self._silent: set[Replica] = set()
+
+    @property
+    def known_keys(self) -> int:
+        """Beginnings of prompts that are remembered."""
+        return len(self._holders)
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        """These exist now. Of those that do not any more, all is forgotten; new ones are empty and idle."""
+        wanted = dict.fromkeys(names)
+        if wanted.keys() == self._replicas.keys():
+            return
+        for name in [each for each in self._replicas if each not in wanted]:
+            self._drop(name)
+        rate = statistics.median([each.rate for each in self._replicas.values()] or [self._rate])
+        self._replicas = {name: self._replicas.get(name) or Replica(name, rate) for name in wanted}
+        self._order = list(self._replicas.values())
+        self._ring = Ring(self._order)
+
+    def report(self, name: str, load: ReplicaLoad, now: float) -> None:
+        """`name` said this of itself at `now`, by a clock that all calls share; unknown names are ignored."""
+        now = self._time(now)
+        replica = self._replicas.get(name)
+        if replica is not None:
+            replica.report(load, now, self._stay.seconds)
+            self._silent.discard(replica)
+
+    def rank(
+        self, keys: Sequence[bytes], tokens: int, now: float, among: Sequence[str] | None = None
+    ) -> tuple[str, ...]:
+        """Replicas in the order in which the prompt should be offered to them, the best first.
+
+        Args:
+            keys: of the prompt's full blocks, each of which says all before it (`core.block_keys`); () is fine.
+            tokens: of the prompt.
+            now: seconds.
+            among: the names to rank; all replicas if None. Unknown names come last.
+
+        Returns:
+            Each name once.
+        """
+        now = self._time(now)
+        fit, rest, unknown = self._fleet(now, among)
+        if not fit:
+            return unknown
+        first = self._candidates(fit, keys, within(tokens, 1, _MOST_TOKENS), now)
+        names = dict.fromkeys(each.name for each in first)
+        names.update(dict.fromkeys(map(_NAME, fit)))
+        return (*names, *map(_NAME, rest), *unknown)
+
+    def sent(self, name: str, keys: Sequence[bytes], tokens: int, now: float) -> None:
+        """A prompt was sent to `name`; unknown names are ignored."""
+        now = self._time(now)
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        tokens_of_block = within(tokens, 1, _MOST_TOKENS) / max(1, len(keys))
+        missing = max(0, len(keys) - self._holders.held(replica, keys))
+        unread = missing * tokens_of_block if keys else within(tokens, 1, _MOST_TOKENS)
+        self._stay.began(now)
+        replica.take(unread, missing + 1, now, self._stay.seconds)
+        self._holders.add(replica, keys)
+
+    def ended(self, name: str, tokens: int, now: float) -> None:  # noqa: ARG002 (what `sent` was told)
+        """A request that was sent to `name` is over, in whatever way; unknown names are ignored."""
+        now = self._time(now)
+        replica = self._replicas.get(name)
+        if replica is not None and replica.sent:
+            self._stay.ended(now)
+            replica.give(now, self._stay.seconds)
+
+    def lost(self, name: str) -> None:
+        """`name` is gone, with all that it held. If it is among the next `set_replicas` again, it is new."""
+        if name in self._replicas:
+            self._drop(name)
+            self._order = list(self._replicas.values())
+            self._ring = Ring(self._order)
+
+    def _drop(self, name: str) -> None:
+        replica = self._replicas.pop(name)
+        replica.alive = False
+        self._silent.discard(replica)
+        self._stay.ended(self._now, replica.sent)
+
+    def _time(self, now: float) -> float:
+        if finite(now):
+            self._now = float(now)
+        return self._now
+
+    def _fleet(self, now: float, among: Sequence[str] | None) -> tuple[list[Replica], list[Replica], tuple[str, ...]]:
+        """The replicas to rank, the freest first; those that fell silent, unless all did; and names that are none."""
+        self._order.sort(key=_SCORE)
+        self._watch(now)
+        order = self._order
+        unknown: tuple[str, ...] = ()
+        if among is not None:
+            names = dict.fromkeys(among)
+            unknown = tuple(name for name in names if name not in self._replicas)
+            if len(names) - len(unknown) < len(order):
+                order = [each for each in order if each.name in names]
+        rest = [each for each in order if each in self._silent] if self._silent else []
+        if 0 < len(rest) < len(order):
+            return [each for each in order if each not in self._silent], rest, unknown
+        return order, [], unknown
+
+    def _watch(self, now: float) -> None:
+        """Now and then, see who has fallen silent: a replica that hangs would look freer and freer."""
+        if not 0.0 <= now - self._watched <= self._silence / 8:
+            self._watched = now
+            self._silent = {each for each in self._order if now - each.reported > self._silence}
+
+    def _candidates(self, fit: list[Replica], keys: Sequence[bytes], tokens: float, now: float) -> list[Replica]:
+        """The few that are better than others of their load, the best first; see the module."""
+        able = None if len(fit) == len(self._replicas) else frozenset(fit)
+        held = self._holders.lengths(keys, _ENOUGH_HOLDERS)
+        part = len(fit) // _PART
+        drawn = self._random.sample(fit[: part + 1], min(_DRAWN, part + 1))
+        favourites: list[Replica] = []
+        if keys:  # by the first block that nobody holds: a beginning that is shared is no reason to crowd
+            new = min(max(held.values(), default=0), len(keys) - 1)
+            favourites = self._ring.after(keys[new], _FAVOURITES, able)
+        floor = fit[part].wait(0, now, self._stay.seconds) + _ALIKE * tokens / fit[part].rate
+        weighed = []
+        for place, each in enumerate(dict.fromkeys((*held, *favourites, *drawn))):
+            if able is None or each in able:
+                length = held.get(each, 0)
+                wait = each.wait(len(keys) - length + 1, now, self._stay.seconds)
+                unread = tokens * (1.0 - length / max(1, len(keys)))
+                cost = max(wait, floor) + self._affinity * unread / each.rate
+                weighed.append((cost, wait if length else _LATER, place, each))
+        weighed.sort()
+        anywhere = floor + self._affinity * tokens / fit[part].rate
+        return [each for place, (cost, _, _, each) in enumerate(weighed) if not place or cost <= anywhere]
