@@ -94,7 +94,7 @@ def create_hosting_app(
     shield(app, limits, access, stopping, (counter, *observers))
     add_routes(app, routes)
     known = KnownRefusals(lambda _: None, stopping)
-    set_lifecycle(app, Lifecycle(stopping, probe_app(probes, access), readiness.stuck, counter.refused, known))
+    set_lifecycle(app, Lifecycle(stopping, probe_app(routes, access), readiness.stuck, counter.refused, known))
     return app
 
 
