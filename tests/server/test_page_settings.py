@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from browser import answers, messages_of, say
+from scripted_engine import HEALTHY
+
+from penstock.server.page.engine_events import snapshot
 
 pytestmark = pytest.mark.browser
 
@@ -85,6 +89,7 @@ def test_where_several_models_are_served_a_conversation_chooses_one(open_page, e
     def answer(route) -> None:
         asked.append(route.request.post_data_json["model"])
         chunk = {"choices": [{"index": 0, "delta": {"content": "Hello"}, "finish_reason": "stop"}]}
+        chunk["usage"] = {"prompt_tokens": 3, "completion_tokens": 1}
         route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
 
     page = open_page(before=intercept)
@@ -102,6 +107,25 @@ def test_where_several_models_are_served_a_conversation_chooses_one(open_page, e
     page.get_by_role("button", name="one", exact=True).click()
     expect(choice).to_have_value("acme/tiny-1")
     assert asked == ["acme/tiny-1", "acme/large-2"]
+
+
+@pytest.mark.deep
+def test_the_engine_that_is_shown_is_the_one_of_the_chosen_model(open_page, expect):
+    def intercept(page) -> None:
+        page.route("**/v1/models", lambda route: route.fulfill(json=MODELS))
+        page.route(re.compile("/engine/events"), tell)
+
+    def tell(route) -> None:
+        event = snapshot(HEALTHY) | {"state": "loading" if "large-2" in route.request.url else "loaded"}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(event)}\n\n")
+
+    page = open_page(before=intercept)
+    state = page.locator("#engine-state")
+    expect(state).to_have_text("Ready" if HEALTHY.running == 0 else "Working")
+    page.get_by_label("Model", exact=True).select_option("acme/large-2")
+    expect(state).to_have_text("Loading")
+    page.get_by_label("Model", exact=True).select_option("acme/tiny-1")
+    expect(state).not_to_have_text("Loading")
 
 
 @pytest.mark.deep
