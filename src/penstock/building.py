@@ -27,8 +27,9 @@ from penstock.exec.runner import TorchRunner
 from penstock.exec.state_store import share_memory, state_bytes
 from penstock.grammar import GrammarLibrary
 from penstock.kept_blocks import open_store
-from penstock.loading import LoadedModel, load_model
+from penstock.loading import LoadedModel
 from penstock.model_text import grammars_of
+from penstock.rank_loading import load_on_ranks
 from penstock.sampling import read_model_defaults
 from penstock.text import ReasoningBudgets, TextModel
 from penstock.weights.embedding_config import read_embedding
@@ -87,9 +88,9 @@ def load_runner(
         draft: the draft model's files; None for no draft model.
 
     Raises:
-        SetupError: as in `loading.load_model`, or the KV cache does not fit.
+        SetupError: as in `rank_loading.load_on_ranks`, or the KV cache does not fit.
     """
-    loaded = load_model(config, files, announce)
+    loaded = load_on_ranks(config, files, announce)
     loaded, guessing = load_guesser(loaded.config, draft, text, loaded, announce)
     grammars = grammars_of(text, loaded.shape.vocab_size)
     grammars.keep_within(MemoryBudget(config.memory_limit).grammars)
@@ -134,7 +135,7 @@ def build_runner(
 
 
 def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None) -> MemoryReport:
-    caches, dtype, block_size = loaded.program.caches, loaded.kv_dtype, config.block_size
+    caches, dtype, block_size = loaded.all_caches, loaded.kv_dtype, config.block_size
     least = most_blocks(config.max_model_len, block_size, config.max_num_batched_tokens, loaded.program.window)
     guessed = 0 if draft is None else block_bytes(draft.program.caches, block_size, draft.kv_dtype)
     each = block_bytes(caches, block_size, dtype) + guessed
@@ -143,15 +144,17 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
     else:
         budget = kv_budget(config.kv_cache_memory, loaded.device, least * each)
     num_seqs, checkpoints, spares = config.max_num_seqs, None, 0
-    carried = state_bytes(loaded.program.states)
+    carried = state_bytes(loaded.all_states)
     if carried:
         interval = config.checkpoint_interval
         num_seqs, checkpoints, spares, budget = share_memory(
             budget, carried, each // block_size, num_seqs, interval, drafts=config.speculate
         )
     num_blocks = blocks_for(budget, each, block_size)
+    shares = () if loaded.ranks is None else (loaded.weight_bytes, *loaded.ranks.weight_bytes)
+    programs = (loaded.program, *loaded.other_shares)
     return MemoryReport(
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=sum(shares) or loaded.weight_bytes,
         kv_bytes=num_blocks * each,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -166,6 +169,10 @@ def _sizes(config: EngineConfig, loaded: LoadedModel, draft: LoadedModel | None)
         draft_bytes=0 if draft is None else draft.weight_bytes,
         draft_formats="" if draft is None else draft.weight_formats,
         draft_kv_bytes=num_blocks * guessed,
+        ranks=tuple(
+            (weights, num_blocks * block_bytes(program.caches, block_size, dtype))
+            for weights, program in zip(shares, programs, strict=False)
+        ),
     )
 
 

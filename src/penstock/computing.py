@@ -99,13 +99,15 @@ def start_computing(
     Args:
         config: the operator's options.
         cache_dir: where downloaded models are kept; None for the user's cache directory.
-        serves: whether this process is a server: `auto` then means a separate process, on POSIX systems.
+        serves: whether this process is a server: `auto` then means a separate process, on POSIX systems, as it does for
+            several ranks.
         nursery: whose zygote a separate process is forked from; None for one of its own.
 
     Raises:
         SetupError: there is no such model, or its files or the folder for KV blocks cannot be used.
     """
-    apart = config.runner == "process" or (config.runner == "auto" and serves and os.name == "posix")
+    may_be_lost = serves or config.tensor_parallel > 1
+    apart = config.runner == "process" or (config.runner == "auto" and may_be_lost and os.name == "posix")
     cache_dir = cache_dir or default_cache_dir(os.environ)
     config = replace(config, kv_store=_kv_folder(config.kv_store, cache_dir))
     return _Apart(config, cache_dir, nursery) if apart else _Here(config, cache_dir, serves)

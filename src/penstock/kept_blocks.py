@@ -85,6 +85,8 @@ def why_not_kept(config: EngineConfig, loaded: LoadedModel) -> str:
     program = loaded.program
     if not loaded.backend.exact:
         return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
+    if loaded.ranks is not None:
+        return "each rank has a part of every block"
     if program.looks_ahead or not config.prefix_caching:
         return "there is no prefix cache"
     if program.window is not None:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from penstock import models
 from penstock.contract.clock import SystemClock
 from penstock.contract.config import EngineConfig
-from penstock.contract.model import KvCacheSpec, ModelShape
+from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.contract.ports import Grammars, ThinkingBudgets
 from penstock.contract.scheduler_config import most_blocks
 from penstock.exec.adapters import AdapterSlots
@@ -57,9 +57,14 @@ from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.weight_memory import LARGE_PAGE
 from penstock.nn.adapters import adapter_bytes, adapters_step_bytes
 from penstock.nn.compiled import CompiledExecutor, why_not_compiled
+from penstock.nn.divided import DividedExecutor
+from penstock.nn.dividing import divide
+from penstock.nn.rank_group import RankGroup
 from penstock.nn.reference import ReferenceExecutor
 from penstock.nn.working_memory import step_bytes, table_bytes
+from penstock.ranks import DividedModel, MirroredStates, RankProcesses
 from penstock.weights.bind import Binder
+from penstock.weights.divided_binder import DividedBinder
 from penstock.weights.embedding_layers import EmbeddingLayer, read_embedding_layers
 from penstock.weights.files import ModelFiles, open_model
 from penstock.weights.headers_only import META, HeadersOnly
@@ -106,6 +111,8 @@ class LoadedModel:
         config: the operator's options; for a model that looks ahead, with steps as long as the longest prompt.
         weight_formats: the formats of its weights, in words.
         embedding_layers: layers that are applied to pooled vectors.
+        ranks: the other ranks that compute it; None for a model that is whole here.
+        other_shares: what each of them has, as planned.
     """
 
     files: ModelFiles
@@ -118,6 +125,18 @@ class LoadedModel:
     config: EngineConfig
     weight_formats: str = ""
     embedding_layers: tuple[EmbeddingLayer, ...] = ()
+    ranks: RankProcesses | None = None
+    other_shares: tuple[Program, ...] = ()
+
+    @property
+    def all_caches(self) -> tuple[KvCacheSpec, ...]:
+        """The KV caches of all ranks."""
+        return tuple(cache for each in (self.program, *self.other_shares) for cache in each.caches)
+
+    @property
+    def all_states(self) -> tuple[StateSpec, ...]:
+        """The recurrent states of all ranks."""
+        return tuple(state for each in (self.program, *self.other_shares) for state in each.states)
 
     @property
     def embedding_size(self) -> int:
@@ -140,19 +159,34 @@ class LoadedModel:
         return self.backend.isa
 
     def on(self, backend: Backend) -> LoadedModel:
-        """The same weights with another backend on the same device."""
+        """The same weights with another backend on the same device; other ranks keep theirs."""
+        if self.ranks is not None:
+            own = executor(self.program, self.dtype, backend, self.ranks.group)
+            return replace(self, backend=backend, model=DividedModel(own, self.ranks))
         return replace(self, backend=backend, model=executor(self.program, self.dtype, backend))
 
     def kv_store(self, num_blocks: int, block_size: int) -> KVStore:
         """A KV store of these sizes, uninitialised."""
         caches = self.program.caches
         packed = all(self.backend.packs_kv(self.kv_dtype, each.head_dim, block_size) for each in caches)
-        return KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
+        store = KVStore(caches, num_blocks, block_size, self.kv_dtype, self.device, packed=packed)
+        if self.ranks is not None:
+            self.ranks.mirror_kv(store)
+        return store
 
     def state_store(self, num_slots: int, checkpoints: int, spares: int = 0) -> StateStore | None:
         """Memory for recurrent state, uninitialised; None for a model without recurrent state."""
         states = self.program.states
-        return StateStore(states, num_slots, checkpoints, self.device, spares) if states else None
+        if self.ranks is None or not states:
+            return StateStore(states, num_slots, checkpoints, self.device, spares) if states else None
+        mirrored = MirroredStates(states, num_slots, checkpoints, self.device, spares)
+        self.ranks.mirror_states(mirrored, num_slots, checkpoints, spares)
+        return mirrored
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if self.ranks is not None:
+            self.ranks.close()
 
     def runner(
         self,
@@ -350,9 +384,13 @@ def load_model(config: EngineConfig, files: ModelFiles, announce: Callable[[str]
 
 
 def place_model(
-    config: EngineConfig, files: ModelFiles, choices: Choices, announce: Callable[[str], None]
+    config: EngineConfig,
+    files: ModelFiles,
+    choices: Choices,
+    announce: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> LoadedModel:
-    """`load_model` with choices already made."""
+    """`load_model` with choices already made; of a model that `group` divides, one rank's share."""
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
     planned = plan_model(config, files, choices)
     config = with_whole_prompts(config, planned, free_memory(backend.device))
@@ -362,16 +400,25 @@ def place_model(
     announce(computing_line(backend, dtype, threads))
     if weight_format is WeightFormat.ONEDNN:
         announce(onednn_line(config.linear_kernels))
-    _check_memory(planned, config, files)
-    with byte_bar("Loading", files.num_weights * dtype.itemsize, show=True, delay=2.0, announce=False) as bar:
+    if group is None:
+        _check_memory(planned, config, files)
+    with byte_bar(
+        "Loading", files.num_weights * dtype.itemsize, show=group is None or group.rank == 0, delay=2.0, announce=False
+    ) as bar:
         seen = partial(_update_bytes, bar, dtype.itemsize)
         cpu = backend.cpu if isinstance(backend, CpuBackend) else None
         placed, form = (files.source, dtype, backend.device, str(files.path)), (weight_format, cpu)
-        binder = Binder(*placed, seen, *form, predicts=_predicts(config))
-        program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
+        if group is None:
+            binder = Binder(*placed, seen, *form, predicts=_predicts(config))
+            program = models.load(files.config, binder, str(files.path), config.max_model_len or None)
+        else:
+            dividing = DividedBinder(*placed, seen, *form)
+            whole = models.load(files.config, dividing, str(files.path), config.max_model_len or None)
+            program, binder = divide(whole, group.rank, group.size, dividing), dividing.loaded
+            dividing.forget()
     layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
     give_back()  # what reading and packing weights freed, so that the KV cache can be sized from it
-    model = executor(program, dtype, backend)
+    model = executor(program, dtype, backend, group)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
     if files.source.rounded():
@@ -392,7 +439,7 @@ def place_model(
 
 def _predicts(config: EngineConfig) -> bool:
     """Whether guesses come from the model's own prediction of a second token, if it has one."""
-    return config.speculate and not config.draft_model
+    return config.speculate and not config.draft_model and config.tensor_parallel == 1
 
 
 def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles) -> None:
@@ -422,20 +469,25 @@ def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> 
             yield Alternative(" ".join(words), planned.needs(other))
 
 
-def executor(program: Program, dtype: torch.dtype, backend: Backend) -> CausalLM:
+def executor(program: Program, dtype: torch.dtype, backend: Backend, group: RankGroup | None = None) -> CausalLM:
     """The executor of a program: a step is one compiled call or CUDA graph if the backend supports all of it.
 
-    Otherwise it is one call per operation. Decided once, here; a backend never changes afterwards.
+    Otherwise it is one call per operation. Decided once, here; a backend never changes afterwards. One rank's share of
+    a program is computed with `group`, in one compiled call between two sums.
     """
     if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
-        return CompiledExecutor(program, dtype, backend)
+        return (
+            CompiledExecutor(program, dtype, backend)
+            if group is None
+            else DividedExecutor(program, dtype, backend, group)
+        )
     if backend.name == "cuda":
         from penstock.kernels.cuda_backend import CudaBackend  # which imports Triton, as `captured` does
         from penstock.nn.captured import CapturedExecutor, why_not_captured
 
         if isinstance(backend, CudaBackend) and why_not_captured(program) is None:
             return CapturedExecutor(program, dtype, backend)
-    return ReferenceExecutor(program, dtype, backend)
+    return ReferenceExecutor(program, dtype, backend, group)
 
 
 def _update_bytes(bar: tqdm[Any], width: int, count: int) -> None:

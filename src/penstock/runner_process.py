@@ -56,7 +56,7 @@ def _build(
     files = find_model(order.config, cache_dir)
     facts = read_facts(order.config, files, cache_dir)
     found(facts)
-    runner, runner_facts, _, grammars = load_runner(
+    runner, runner_facts, loaded, grammars = load_runner(
         order.config,
         files,
         open_model_text(order.config, facts.text),
@@ -64,6 +64,8 @@ def _build(
         order.like,
         find_draft_model(order.config, cache_dir),
     )
+    if loaded.ranks is not None:
+        loaded.ranks.ends_process = True
     if not runner_facts.looks_ahead:
         grammars.prepare()  # otherwise the first grammar would stall all streams
     return runner, runner_facts

@@ -70,7 +70,15 @@ def test_the_version():
 
 
 NOBODY_ASKS = {"served_model_name", "scheduling_policy", "max_queued_requests", "max_queued_tokens", "tool_call_parser"}
-NOBODY_ASKS |= {"runner", "standby", "step_target_ms", "max_queue_seconds", "memory_limit", "lora_dir"}
+NOBODY_ASKS |= {
+    "tensor_parallel",
+    "runner",
+    "standby",
+    "step_target_ms",
+    "max_queue_seconds",
+    "memory_limit",
+    "lora_dir",
+}
 NOBODY_ASKS |= {"kv_events", "kv_events_replay", "kv_events_topic", "kv_events_format", "kv_events_buffer"}
 """Options that mean nothing where one asks whom nobody waits beside, by no name, and who offers no tools."""
 

@@ -52,6 +52,7 @@ def test_a_whole_number_stands_for_a_float():
 
 
 QUEUE = {
+    "tensor_parallel": 2,
     "max_queued_requests": 8,
     "max_queued_tokens": 100,
     "runner": "process",

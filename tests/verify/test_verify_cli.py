@@ -26,7 +26,7 @@ def run(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def call(model, *arguments):
-        monkeypatch.setattr("penstock.loading.load_model", lambda config, files, announce: loaded(model))
+        monkeypatch.setattr("penstock.rank_loading.load_on_ranks", lambda config, files, announce: loaded(model))
         monkeypatch.setattr(sys, "argv", ["penstock", "verify", "toy", "--threads", "1", *arguments])
         code = 0
         try:

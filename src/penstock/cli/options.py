@@ -37,8 +37,8 @@ NOT_OFFLINE = frozenset(EngineConfig.__dataclass_fields__) - options_behind(Fron
 ADAPTER_OPTIONS = frozenset({"lora", "max_loras", "max_lora_rank"})
 """Engine options of commands whose requests may have an adapter."""
 
-ALIASES = {"tokenizer": ("--tokenizer-name",)}
-"""Alternative spellings of options: RoseInfer's."""
+ALIASES = {"tokenizer": ("--tokenizer-name",), "tensor_parallel": ("--tp", "--tensor-parallel-size")}
+"""Alternative spellings of options: RoseInfer's, and vLLM's."""
 
 _SECTIONS = {EngineConfig: "Engine", HostingConfig: "Several models"}
 

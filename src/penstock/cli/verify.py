@@ -27,7 +27,7 @@ __all__ = ["command"]
 NOT_PROVED = 1
 
 # Engine options that do not matter to a verification: names, queues and parsers of answers.
-_LEFT_OUT = NOT_OFFLINE | {
+_LEFT_OUT = (NOT_OFFLINE - {"tensor_parallel"}) | {
     "model",
     "max_model_len",
     "tool_call_parser",
@@ -92,11 +92,12 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     with lasting_imports():
-        from penstock.loading import find_model, load_model  # imports torch: too slow for --help
+        from penstock.loading import find_model  # imports torch: too slow for --help
+        from penstock.rank_loading import load_on_ranks
         from penstock.verify import Budget, ScheduleCrashed, open_target, verify
 
     budget = Budget(requests, schedules, seed, prompt_tokens, new_tokens)
-    loaded = load_model(config, find_model(config), click.echo)
+    loaded = load_on_ranks(config, find_model(config), click.echo)
     click.echo(f"verifies         {requests} requests, alone and by {schedules} schedules")
     try:
         with open_target(loaded, config, announce=click.echo) as target, progress_bar() as show:

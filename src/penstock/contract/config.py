@@ -157,6 +157,12 @@ class EngineConfig:
     )
     device: str = _option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
     threads: int = _option(0, "Compute threads on the CPU; 0 takes one per physical core.")
+    tensor_parallel: int = _option(
+        1,
+        "Processes of this host that divide the model: each has a part of every layer's weights, keys and values, and"
+        " they compute each step together. On CPUs; not with draft models or adapters. --threads are those of each.",
+        front=Front.QUEUE,
+    )
     max_model_len: int = _option(
         0,
         "Most tokens of one request, prompt and output together; 0: the model's context, or what fits the KV cache.",
@@ -343,6 +349,7 @@ class EngineConfig:
                 raise ConfigError(name, f"must not be negative, got {getattr(self, name)}")
         for name in (
             "block_size",
+            "tensor_parallel",
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_queued_requests",
@@ -355,6 +362,8 @@ class EngineConfig:
                 raise ConfigError(name, f"must be at least 1, got {getattr(self, name)}")
         if not self.standby and self.runner == "in-process":
             raise ConfigError("standby", "would do nothing: steps are computed in this process (runner)")
+        if self.tensor_parallel > 1 and self.runner == "in-process":
+            raise ConfigError("runner", "in-process is one process, and tensor_parallel asks for several; take process")
         if self.draft_model and not self.speculate:
             raise ConfigError("draft_model", "would do nothing: guesses are off (speculate)")
         if self.memory_limit and self.memory_limit < LEAST_BYTES:

@@ -27,6 +27,7 @@ class MemoryReport:
         draft_bytes: size of the draft model's weights; 0 without a draft model.
         draft_formats: their formats, in words.
         draft_kv_bytes: the part of `kv_bytes` that belongs to the draft model.
+        ranks: of each rank that has a share of the model, its part of `weight_bytes` and of `kv_bytes`; () for none.
     """
 
     weight_bytes: int
@@ -44,6 +45,7 @@ class MemoryReport:
     draft_bytes: int = 0
     draft_formats: str = ""
     draft_kv_bytes: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
 
     @property
     def kv_tokens(self) -> int:
@@ -59,9 +61,17 @@ class MemoryReport:
         return (
             f"weights          {readable_bytes(self.weight_bytes)}{forms}",
             *draft,
+            *self._rank_lines(),
             f"KV cache         {readable_bytes(self.kv_bytes)}: {holds}",
             *state,
             f"longest request  {self.max_model_len} tokens{', prompt and output together' if self.generates else ''}",
+        )
+
+    def _rank_lines(self) -> tuple[str, ...]:
+        shares = [(readable_bytes(weights), readable_bytes(kv)) for weights, kv in self.ranks]
+        return tuple(
+            f"rank {rank:<11} weights {weights}, KV cache {kv}, in a process of its own"
+            for rank, (weights, kv) in enumerate(shares)
         )
 
     def _draft_line(self) -> str:

@@ -36,6 +36,7 @@ class MemoryNeeds:
         pages: the least that a used KV cache takes: large pages for each layer's keys and values.
         angles: tables of rotary positions, as far as the longest sequence reaches.
         adapters: the most that adapters may take.
+        processes: of ranks other than the first, beside what they hold.
     """
 
     weights: int
@@ -47,6 +48,7 @@ class MemoryNeeds:
     pages: int = 0
     angles: int = 0
     adapters: int = 0
+    processes: int = 0
 
     @property
     def kv(self) -> int:
@@ -56,11 +58,12 @@ class MemoryNeeds:
     @property
     def total(self) -> int:
         """The peak: while weights are packed, or in the largest step."""
-        return self.weights + max(self.packing, self.kv + self.angles + self.step + self.adapters) + RESERVE
+        used = max(self.packing, self.kv + self.angles + self.step + self.adapters)
+        return self.weights + used + self.processes + RESERVE
 
     def tokens_within(self, free: int) -> int:
         """How many tokens the KV cache can hold with `free` bytes; 0 if the rest alone does not fit."""
-        left = free - self.weights - RESERVE
+        left = free - self.weights - self.processes - RESERVE
         beside = self.angles + self.step + self.adapters
         if left < max(self.packing, self.pages + beside):
             return 0
@@ -71,6 +74,7 @@ class MemoryNeeds:
         tokens = self.blocks * self.block_tokens
         angles = f", angles of positions {readable_bytes(self.angles)}" if self.angles else ""
         beside = f"{angles}; adapters {readable_bytes(self.adapters)}" if self.adapters else angles
+        beside += f"; processes of other ranks {readable_bytes(self.processes)}" if self.processes else ""
         return (
             f"weights {readable_bytes(self.weights)}, and {readable_bytes(self.packing)} while they are packed;"
             f" KV cache {readable_bytes(self.kv)} for {tokens:,} tokens; steps {readable_bytes(self.step)}{beside};"

@@ -163,10 +163,14 @@ class StateStore:
     def keep(self, row: Row) -> None:
         """Keep the state as `row`, whose only position was computed before, says; also in the place of its slot."""
         source = self._source(row)
-        for place in (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints)):
-            if place != source:
-                for state in self.states:
-                    state[place] = state[source]
+        places = (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints))
+        self.copy_place(source, [place for place in places if place != source])
+
+    def copy_place(self, source: int, targets: Sequence[int]) -> None:
+        """Copy the state in a place to others."""
+        for place in targets:
+            for state in self.states:
+                state[place] = state[source]
 
     def runs(self, rows: Sequence[Row]) -> StateRuns:
         """The runs of a step that computes `rows`."""

@@ -37,6 +37,7 @@ from penstock.nn.lowering import Attended, Gated, Lowered, Recurrent, lower_laye
 from penstock.nn.operations import (
     Activate,
     Adapt,
+    AllReduce,
     Embed,
     Experts,
     Gate,
@@ -96,16 +97,19 @@ class CompiledExecutor:
         program: what to compute; `why_not_compiled` must return None for it.
         dtype: dtype of queries, keys and values before rotation and storing: bfloat16 or float32.
         backend: provides the kernels and threads.
+        scratch: working memory, shared with executors that run before and after this one; None for some of its own.
 
     Raises:
         ValueError: a shape or dtype does not fit.
     """
 
-    def __init__(self, program: Program, dtype: torch.dtype, backend: CpuBackend) -> None:
+    def __init__(
+        self, program: Program, dtype: torch.dtype, backend: CpuBackend, scratch: Scratch | None = None
+    ) -> None:
         self.program = program
         self.backend = backend
         self._out_dtype = _hidden_dtype(program.head)
-        self._scratch = Scratch()
+        self._scratch = scratch or Scratch()
         self._seen_caches: tuple[Sequence[Tensor], Sequence[Tensor], Any] | None = None
         self._seen_states: tuple[Sequence[Tensor], Any] | None = None
         self._seen_step: tuple[tuple[Tensor, ...], Any] | None = None
@@ -388,6 +392,8 @@ class _Builder:
                     logits=self._columns(index, operation.logits),
                     out=self._columns(index, operation.out),
                 )
+            case AllReduce():
+                raise ValueError(f"{operation} lies between compiled programs (nn.divided), not in one")
             case _:
                 self._recurrent(index, operation)
 

@@ -1,4 +1,4 @@
-"""Operations that few families need: gates, scaling, column reordering, per-head weights; and what adapters add.
+"""Operations that few families need (gates, scaling, column reordering, per-head weights), adapters add, or ranks need.
 
 Part of the closed set of `nn.operations`, which re-exports them.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.kernels.experts import StackedWeight, stack_arithmetic
 from penstock.nn.register import Register
 
-__all__ = ["Adapt", "Gate", "GateKind", "GateRows", "Module", "ProjectHeads", "Regroup", "Scale", "copied"]
+__all__ = ["Adapt", "AllReduce", "Gate", "GateKind", "GateRows", "Module", "ProjectHeads", "Regroup", "Scale", "copied"]
 
 
 class Module(NamedTuple):
@@ -43,6 +43,24 @@ class Adapt:
 
     def __str__(self) -> str:
         return self.out.line(f"adapt({self.x}, site {self.site})", adds=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllReduce:
+    """`out = x` summed over the ranks that compute a divided program, or added to `out`; see `nn.rank_group`.
+
+    It follows the operation that writes `x`, and is only in programs that are divided (`nn.dividing`).
+
+    Attributes:
+        x: float32, whatever else has the activations' dtype.
+    """
+
+    out: Register
+    x: Register
+    adds: bool
+
+    def __str__(self) -> str:
+        return self.out.line(f"all_reduce({self.x})", adds=self.adds)
 
 
 class GateKind(StrEnum):

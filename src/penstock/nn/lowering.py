@@ -15,6 +15,7 @@ from penstock.nn.operations import (
     Activate,
     Activation,
     Adapt,
+    AllReduce,
     Attend,
     Embed,
     Experts,
@@ -71,7 +72,18 @@ class Attended:
 
 Recurrent = ShortConvolution | Recurrence | GatedNorm | Gate | Scale | Regroup
 Lowered = (
-    Norm | NormHeads | Linear | Gated | Activate | Attended | Experts | GateRows | ProjectHeads | Recurrent | Adapt
+    Norm
+    | NormHeads
+    | Linear
+    | Gated
+    | Activate
+    | Attended
+    | Experts
+    | GateRows
+    | ProjectHeads
+    | Recurrent
+    | Adapt
+    | AllReduce
 )
 
 

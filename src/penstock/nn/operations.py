@@ -18,7 +18,18 @@ from torch import Tensor
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.experts import ExpertStack, RouterSpec
 from penstock.kernels.linear import Weight
-from penstock.nn.further_operations import Adapt, Gate, GateKind, GateRows, Module, ProjectHeads, Regroup, Scale, copied
+from penstock.nn.further_operations import (
+    Adapt,
+    AllReduce,
+    Gate,
+    GateKind,
+    GateRows,
+    Module,
+    ProjectHeads,
+    Regroup,
+    Scale,
+    copied,
+)
 from penstock.nn.recurrent_operations import GatedNorm, Recurrence, ShortConvolution
 from penstock.nn.register import Register
 from penstock.nn.rope import RotaryTable
@@ -27,6 +38,7 @@ __all__ = [
     "Activate",
     "Activation",
     "Adapt",
+    "AllReduce",
     "Attend",
     "Embed",
     "Experts",
@@ -103,6 +115,8 @@ class Embed:
     Attributes:
         table: `[V, H]`.
         of_positions: index by the token's position, not by its id.
+        first: of a table that holds some rows of a divided vocabulary, the first of them; other rows are zeros. None
+            for a whole table.
     """
 
     out: Register
@@ -110,9 +124,11 @@ class Embed:
     of_positions: bool = False
     scale: float = 1.0
     adds: bool = False
+    first: int | None = None
 
     def __str__(self) -> str:
         index = "positions" if self.of_positions else "token_ids"
+        index += "" if self.first is None else f" - {self.first}"
         factor = "" if self.scale == 1.0 else f" * {self.scale:g}"
         return self.out.line(f"embed({index}, {_weight(self.table)}){factor}", adds=self.adds)
 
@@ -295,6 +311,7 @@ Operation = (
     | Regroup
     | ProjectHeads
     | Adapt
+    | AllReduce
 )
 Operations = tuple[Operation, ...]
 

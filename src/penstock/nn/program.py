@@ -15,13 +15,16 @@ from penstock.contract.model import KvCacheSpec, ModelShape, StateSpec
 from penstock.kernels.linear import Weight
 from penstock.nn.operations import Attend, Embed, Operation, Operations, Register, copied
 
-__all__ = ["OUT", "STREAM", "TAPS", "Head", "Predictor", "Program", "tapping"]
+__all__ = ["OUT", "PARTIAL", "STREAM", "TAPS", "Head", "Predictor", "Program", "tapping"]
 
 STREAM = "stream"
 """The register of hidden states, to which layers add."""
 
 OUT = "out"
 """The register that holds a program's result, which the head reads."""
+
+PARTIAL = "partial"
+"""The register of a rank's part of a sum, which an `AllReduce` reads."""
 
 TAPS = "taps"
 """The register of what a program hands out beside its result."""

@@ -18,6 +18,7 @@ from penstock.nn.causal_lm import Attend
 from penstock.nn.operations import (
     Activate,
     Adapt,
+    AllReduce,
     Embed,
     Experts,
     Gate,
@@ -37,11 +38,12 @@ from penstock.nn.operations import (
     ShortConvolution,
 )
 from penstock.nn.operations import Attend as AttendOperation
-from penstock.nn.program import OUT, TAPS, Head, Program
+from penstock.nn.program import OUT, PARTIAL, TAPS, Head, Program
+from penstock.nn.rank_group import RankGroup, all_reduced, joined_logits
 from penstock.nn.rope import RotaryTable
 from penstock.thread_turns import letting_others
 
-__all__ = ["ReferenceExecutor", "head_logits"]
+__all__ = ["ReferenceExecutor", "embedded", "head_logits"]
 
 
 class ReferenceExecutor:
@@ -51,10 +53,12 @@ class ReferenceExecutor:
         program: what to compute.
         dtype: dtype of the activations.
         backend: computes each operation.
+        group: the ranks, if `program` is one rank's part of a divided one; else None.
     """
 
-    def __init__(self, program: Program, dtype: torch.dtype, backend: Backend) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, backend: Backend, group: RankGroup | None = None) -> None:
         self.program = program
+        self._group = group
         self._adapted_program: Program | None = None  # made when the first adapter comes
         self.dtype = dtype
         self.backend = backend
@@ -94,7 +98,7 @@ class ReferenceExecutor:
             place = torch.empty(len(positions), register.width, device=positions.device) if taps is None else taps
             given[register.name] = place
         program = self._taking_adapters() if adapted else self.program
-        walk = _Walk(program, self.backend, token_ids, positions, attend, self.dtype, given, adapted)
+        walk = _Walk(program, self.backend, token_ids, positions, attend, self.dtype, given, adapted, self._group)
         with letting_others():
             for operation in program.operations():
                 walk.compute(operation)
@@ -107,7 +111,8 @@ class ReferenceExecutor:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
-        return head_logits(self.backend, self.program.head, hidden)
+        logits = head_logits(self.backend, self.program.head, hidden)
+        return logits if self._group is None else joined_logits(self._group, logits, self.shape.vocab_size)
 
 
 class _Walk:
@@ -123,8 +128,10 @@ class _Walk:
         dtype: torch.dtype,
         given: dict[str, Tensor],
         adapted: Adapted = (),
+        group: RankGroup | None = None,
     ) -> None:
         self._adapted = adapted
+        self._group = group
         self._program = program
         self._backend = backend
         self._token_ids, self._positions = token_ids, positions
@@ -136,15 +143,18 @@ class _Walk:
     def compute(self, operation: Operation) -> None:
         backend = self._backend
         match operation:
-            case Embed(out, table, of_positions, scale, adds):
-                rows = backend.embedding(self._positions if of_positions else self._token_ids, table, self._dtype)
-                self._write(out, rows if scale == 1.0 else rows * scale, adds=adds)
+            case Embed(out, adds=adds):
+                rows = embedded(backend, operation, self._token_ids, self._positions, self._dtype)
+                self._write(out, rows, adds=adds)
             case Norm(out, x, kind, weight, bias, eps, adds):
                 wide = self._read(x)
                 self._write(out, _norm(backend, kind, wide, weight, bias, eps), adds=adds)
             case Linear(out, x, weight, bias, adds):
                 residual = self._read(out) if adds else None
-                self._registers[out.name] = backend.linear(self._read(x), weight, bias, residual)
+                wide = torch.float32 if out.name == PARTIAL else None
+                self._registers[out.name] = backend.linear(self._read(x), weight, bias, residual, wide)
+            case AllReduce(out, x, adds):
+                self._all_reduce(out, x, adds=adds)
             case Adapt():
                 self._adapt(operation)
             case Activate(out, x, kind):
@@ -158,6 +168,11 @@ class _Walk:
                 if rotated is not heads:
                     self._write(x, rotated.flatten(1))
             case Experts(out, x, logits, stack, spec, kind, bias, adds):
+                if out.name == PARTIAL:  # experts answer in the dtype of what they are added to
+                    self._registers[PARTIAL], adds = (
+                        self._read(x).new_zeros(self._read(x).shape, dtype=torch.float32),
+                        True,
+                    )
                 self._registers[out.name] = backend.experts(
                     self._read(x),
                     self._read(logits),
@@ -196,6 +211,12 @@ class _Walk:
             case Regroup(out, x, groups):
                 regrouped = self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1)
                 self._write(out, regrouped.clone() if groups == 1 else regrouped)  # which would be a view of `x`
+
+    def _all_reduce(self, out: Register, x: Register, *, adds: bool) -> None:
+        assert self._group is not None, "a divided program is computed by a group of ranks"
+        total = all_reduced(self._group, self._read(x))
+        total = self._read(out).float() + total if adds else total
+        self._write(out, total.to(self._dtype))
 
     def _adapt(self, by: Adapt) -> None:
         """Add what each adapter makes of its tokens, group by group."""
@@ -249,6 +270,19 @@ class _Walk:
             self._registers[register.name][:, register.first : register.first + register.width] = value
         else:
             self._registers[register.name] = value
+
+
+def embedded(backend: Backend, by: Embed, token_ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """What an `Embed` looks up, `[T, H]`; zeros for tokens whose rows another rank has."""
+    ids = positions if by.of_positions else token_ids
+    if by.first is None:
+        rows = backend.embedding(ids, by.table, dtype)
+    else:
+        own = ids - by.first
+        known = (own >= 0) & (own < by.table.outputs)
+        rows = backend.embedding(own.clamp(0, by.table.outputs - 1), by.table, dtype)
+        rows = rows.masked_fill_(~known[:, None], 0.0)
+    return rows if by.scale == 1.0 else rows * by.scale
 
 
 def _norm(backend: Backend, kind: NormKind, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -28,7 +28,7 @@ from penstock.freed_memory import REST_SECONDS, give_back
 from penstock.remote import messages
 from penstock.remote.connection import Closed, Connection
 
-__all__ = ["Build", "ClosableRunner", "Prepare", "serve_orders"]
+__all__ = ["Build", "ClosableRunner", "Prepare", "ending_with", "serve_orders"]
 
 
 class ClosableRunner(Runner, Protocol):
@@ -64,7 +64,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends this process itself
         signal.signal(number, signal.SIG_IGN)
-    with _ending_with(connection):
+    with ending_with(connection):
         build, profiler = prepare()
     try:
         order = connection.receive()
@@ -72,7 +72,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
             connection = _fork_as_told(connection, order)
             order = connection.receive()
         _call_itself("penstock-runner")
-        with _ending_with(connection):
+        with ending_with(connection):
             runner = _load(connection, order, build)
             if runner is not None:
                 child = _Child(runner, profiler)
@@ -198,7 +198,7 @@ class _Child:
 
 
 @contextmanager
-def _ending_with(connection: Connection[messages.Order]) -> Iterator[None]:
+def ending_with(connection: Connection[Any]) -> Iterator[None]:
     """While in this context, end the process when its connection is closed, even in the middle of long work."""
     waits, stops = os.pipe()
     watcher = threading.Thread(target=_end_with, args=(connection.fileno(), waits), name="penstock-parent", daemon=True)

@@ -15,8 +15,9 @@ from pathlib import Path
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import SequenceRequest
 from penstock.draft_loading import find_draft_model, load_guesser
-from penstock.loading import LoadedModel, find_model, load_model
+from penstock.loading import LoadedModel, find_model
 from penstock.model_text import grammars_of
+from penstock.rank_loading import load_on_ranks
 from penstock.text import open_text
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.compare import Mismatch, compare, total
@@ -107,7 +108,7 @@ def profile(served: EngineConfig, budget: Budget = SMALL, cache_dir: Path | None
         SetupError: the model or an option cannot be used.
         EngineFault: see `verify`.
     """
-    loaded = load_model(served, find_model(served, cache_dir), _say_nothing)
+    loaded = load_on_ranks(served, find_model(served, cache_dir), _say_nothing)
     with open_target(loaded, served, cache_dir) as target:
         return verify(target, budget, served)
 
@@ -119,7 +120,9 @@ def open_target(
     cache_dir: Path | None = None,
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
 ) -> Iterator[Target]:
-    """A loaded model with its text, its draft model if it has one, and its grammars, which are closed with the block.
+    """A loaded model with its text, its draft model if it has one, and its grammars.
+
+    Grammars and other ranks are closed with the block.
 
     Args:
         loaded: the model.
@@ -137,6 +140,7 @@ def open_target(
         yield Target.of(loaded, served.threads, text, grammars, draft)
     finally:
         grammars.close()
+        loaded.close()
 
 
 def _run_each_alone(

@@ -114,6 +114,6 @@ class Target:
             draft_context=0 if draft is None else draft.shape.max_positions,
             adapters=tuple((facts.name, facts.digest) for facts in loaded_adapters),
             blocks_for=lambda memory, size: blocks_for(
-                memory, block_bytes(loaded.program.caches, size, loaded.kv_dtype), size
+                memory, block_bytes(loaded.all_caches, size, loaded.kv_dtype), size
             ),
         )

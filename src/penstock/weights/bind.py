@@ -279,6 +279,17 @@ class Binder:
         self.formats[kinds.pop()] = None
         return True
 
+    def admit(self, names: Iterable[str]) -> None:
+        """Add tensors that the source has had since; each may be taken, once more if it was taken before."""
+        self._names.update(names)
+        self._left.update(names)
+
+    def kept_kinds(self, names: Iterable[str], *, transposed: bool = False) -> set[str]:
+        """The kinds of blocks that these tensors, as one weight, are kept in; empty if they become plain numbers."""
+        if self._packer.weight_format is not WeightFormat.STORED:
+            return set()
+        return self._kinds(names, transposed=transposed) - {""}
+
     def _kinds(self, names: Iterable[str], *, transposed: bool = False) -> set[str]:
         """The block kinds that these tensors may stay in; "" for tensors that are, or must become, plain numbers."""
         if transposed:  # blocks run along the stored rows, which are not the inputs

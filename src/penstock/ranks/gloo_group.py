@@ -1,0 +1,71 @@
+"""Parts of sums between the ranks of one host, through torch.distributed over gloo.
+
+Decides how ranks meet: by a file in a folder that their user alone can enter, and over the loopback interface. So no
+port is open to anybody else. A process belongs to one group at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.contract.errors import EngineFault
+
+__all__ = ["GlooGroup"]
+
+_SECONDS = timedelta(seconds=120)
+"""How long a rank waits for the others. One that is gone is noticed at once; this is for one that hangs."""
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+class GlooGroup:
+    """See `nn.rank_group.RankGroup`; call `join` before anything is gathered. Used by one thread at a time.
+
+    Args:
+        rank: which rank this process is, from 0.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._joined = False
+
+    def join(self, file: Path) -> None:
+        """Meet the other ranks, which all call this; returns when all are there.
+
+        Args:
+            file: does not exist yet, in a folder that the ranks can enter.
+
+        Raises:
+            EngineFault: they did not all come in time.
+        """
+        os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+        try:
+            store = dist.FileStore(str(file), self.size)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=_SECONDS)
+        except (RuntimeError, ValueError) as error:
+            raise EngineFault(f"the ranks did not meet: {error}") from error
+        self._joined = True
+
+    def gather(self, part: Tensor) -> Tensor:
+        """See `RankGroup.gather`."""
+        gathered = torch.empty((self.size, *part.shape), dtype=part.dtype)
+        try:
+            dist.all_gather(list(gathered.unbind()), part)
+        except RuntimeError as error:
+            raise EngineFault(f"rank {self.rank} waited in vain for the others: {error}") from error
+        return gathered
+
+    def leave(self) -> None:
+        """Leave the group, so that this process can join another."""
+        if self._joined:
+            self._joined = False
+            dist.destroy_process_group()
