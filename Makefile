@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-clients docs-images check format bench reliability cross docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients docs-images check format bench reliability cross docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,10 @@ test-page: $(VENV)/.installed-page-test ## Run the tests of the web page in a he
 test-openai: $(VENV)/.installed-test ## Run openai-python's own tests against the default command (OPENAI_SUITE=checkout, OPENAI_SUITE_PYTHON=python with what they import)
 	@$(BIN)/penstock pull $(MODEL)
 	@OPENAI_SUITE=$(OPENAI_SUITE) OPENAI_SUITE_PYTHON=$(or $(OPENAI_SUITE_PYTHON),$(PYTHON)) $(BIN)/python -m pytest -n 0 -rs tests/conformance/test_conformance_openai_suite.py $(ARGS)
+
+test-hosting: $(VENV)/.installed-test ## Run the conformance suite against the server of several models
+	@$(BIN)/penstock pull $(MODEL)
+	@PENSTOCK_TEST_SERVE_OPTIONS="--pin $(MODEL)" $(BIN)/python -m pytest $(PARALLEL) -m "not deep" tests/conformance tests/e2e/test_e2e_server.py tests/e2e/test_e2e_endpoints.py tests/e2e/test_e2e_tools.py tests/e2e/test_e2e_thinking.py $(ARGS)
 
 test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each installed into build/clients (2 GB, once; npm for Continue; OPEN_WEBUI=its program)
 	@$(BIN)/penstock pull $(MODEL)

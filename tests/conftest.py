@@ -124,10 +124,11 @@ def default_model() -> Path:
 def default_server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`penstock serve` with hardly a flag but the port and where it records, in a process of its own.
 
-    For all tests that ask for nothing else.
+    For all tests that ask for nothing else. `make test-hosting` adds an option by which the model is hosted.
     """
     from served import serve
 
     folder = tmp_path_factory.mktemp("default")
-    with serve(folder / "trace.jsonl", "--profile-dir", str(folder / "profiles")) as served:
+    more = os.environ.get("PENSTOCK_TEST_SERVE_OPTIONS", "").split()
+    with serve(folder / "trace.jsonl", "--profile-dir", str(folder / "profiles"), *more) as served:
         yield served

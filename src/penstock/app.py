@@ -63,6 +63,7 @@ __all__ = [
     "assemble",
     "engine_config",
     "local_application",
+    "profile_directory",
     "serve",
 ]
 
@@ -381,7 +382,7 @@ def serve(
     from penstock.server_process import ServerProcess
 
     process = ServerProcess(server_options, announce)
-    directory = _profile_directory(server_options.profile_dir) if server_options.profile_dir else None
+    directory = profile_directory(server_options.profile_dir) if server_options.profile_dir else None
     journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
     answers = AnswerJournal(Path(server_options.journal)) if server_options.journal else None
     watchdog, access = Watchdog(), process.access
@@ -413,8 +414,12 @@ def serve(
                 each.close()
 
 
-def _profile_directory(directory: str) -> Path:
-    """The directory for profiles, created if missing."""
+def profile_directory(directory: str) -> Path:
+    """The directory for profiles, created if missing.
+
+    Raises:
+        ConfigError: it cannot be made, or not be written to.
+    """
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -7,23 +7,28 @@ process for all.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
-from penstock.app import Assembly, assemble
+from penstock.app import Assembly, assemble, profile_directory
 from penstock.computing import open_nursery, start_computing
+from penstock.contract.adapter import adapter_option
+from penstock.contract.clock import SystemClock
 from penstock.contract.config import ANY_NAME, HostingConfig, ServerConfig
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.hosting import HostedModel, HostLimits, ModelChoice
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory_budget import LEAST_BYTES, MemoryBudget
 from penstock.contract.model import ModelCard
-from penstock.engine import LocalClient
+from penstock.engine import LocalClient, Profiles
 from penstock.freed_memory import give_back
 from penstock.hosting import ModelHost
+from penstock.journal import AnswerJournal, StreamJournal, model_digest
 from penstock.server import create_hosting_app
 from penstock.server_process import ServerProcess
 from penstock.watchdog import Watchdog
@@ -32,8 +37,24 @@ from penstock.weights.pull import pull
 
 __all__ = ["hosted_models", "serve_models"]
 
-_ONE_MODEL_ONLY = ("journal", "profile_dir")
-"""Options of a server that are for one model."""
+log = logging.getLogger("penstock.server")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What stays of a model when it leaves.
+
+    Attributes:
+        lora: the adapters to load with it, as options: what it had when it left.
+        memory: bounds what is kept for its clients.
+        streams: where its streams are written down; None if the operator named no journal.
+        answers: where its stored answers are.
+    """
+
+    lora: tuple[str, ...]
+    memory: MemoryBudget
+    streams: StreamJournal | None
+    answers: AnswerJournal | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +64,24 @@ class LoadedModel:
     client: LocalClient
     card: ModelCard
     watch: Watchdog
-    memory: MemoryBudget
+    kept: _Kept
     assembly: Assembly
     around: ExitStack
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """The budget of what is kept for its clients."""
+        return self.kept.memory
+
+    @property
+    def streams(self) -> StreamJournal | None:
+        """Where its streams are written down."""
+        return self.kept.streams
+
+    @property
+    def answers(self) -> AnswerJournal | None:
+        """Where its stored answers are written down."""
+        return self.kept.answers
 
     @property
     def bytes(self) -> int:
@@ -58,11 +94,17 @@ class LoadedModel:
         """Maximum number of tokens of one request."""
         return self.card.max_model_len
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its adapters."""
+        return tuple(self.client.adapters())
+
     async def close(self) -> None:
         """End its engine and its process, and free its memory."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self.kept.lora = tuple(f"{name}={facts.path}" for name, facts in self.client.adapters().items())
         self.client.close()
         self.assembly.close()
         self.around.close()
@@ -84,8 +126,6 @@ def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir
     found = []
     for choice in choices:
         config = choice.config
-        if config.most_adapters:
-            raise ConfigError("lora", "adapters are for a server of one model; serve that model alone")
         path = pull(config.model, cache_dir, show_progress=True)
         if config.draft_model:
             pull(config.draft_model, cache_dir, show_progress=True)
@@ -113,6 +153,10 @@ def _check_names(models: Sequence[HostedModel], pins: Sequence[str]) -> None:
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise ConfigError("served_model_name", f"two models would be called {twice[0]!r}; give one another name")
+    adapters = Counter(name for each in models for name in each.adapters)
+    twice = [name for name, count in adapters.items() if count > 1 or name in counts]
+    if twice:
+        raise ConfigError("lora", f"{twice[0]!r} would be the name of two; give one another name")
     if sum(each.any_name for each in models) > 1:
         raise ConfigError("served_model_name", f"two models would answer to any name ({ANY_NAME})")
     missing = [pin for pin in pins if not any(pin in (*each.names, each.config.model) for each in models)]
@@ -134,21 +178,30 @@ def _size(path: Path) -> int:
 
 
 class _Loader:
-    """Loads models for a host. A model's clients share one budget, which stays when the model leaves.
+    """Loads models for a host.
 
     Args:
         cache_dir: where downloaded models are kept.
         process: says what is loaded.
-        share: bytes of a model's budget.
+        kept: what stays of each model, by main name.
+        profiles: the directory for profiles; None for none.
         standby: whether a zygote stands by, of which the processes of all models are forked.
     """
 
-    def __init__(self, cache_dir: Path, process: ServerProcess, share: int, *, standby: bool) -> None:
+    def __init__(
+        self,
+        cache_dir: Path,
+        process: ServerProcess,
+        kept: Mapping[str, _Kept],
+        profiles: Path | None,
+        *,
+        standby: bool,
+    ) -> None:
         self._nursery = open_nursery() if standby else None
         self._cache_dir = cache_dir
         self._process = process
-        self._share = share
-        self._budgets: dict[str, MemoryBudget] = {}
+        self._kept = kept
+        self._profiles = profiles
 
     def close(self) -> None:
         """End the zygote, once no model is loaded any more."""
@@ -157,15 +210,16 @@ class _Loader:
 
     async def __call__(self, model: HostedModel, lost: Callable[[str], None]) -> LoadedModel:
         """Load a model in a thread."""
-        budget = self._budgets.setdefault(model.names[0], MemoryBudget(self._share, give_back))
-        return await asyncio.to_thread(self._load, model, lost, budget)
+        return await asyncio.to_thread(self._load, model, lost)
 
-    def _load(self, model: HostedModel, lost: Callable[[str], None], budget: MemoryBudget) -> LoadedModel:
+    def _load(self, model: HostedModel, lost: Callable[[str], None]) -> LoadedModel:
+        kept = self._kept[model.names[0]]
+        config = replace(model.config, lora=_present(kept.lora, model))
         watchdog = Watchdog()
         nursery = self._nursery if model.config.standby else None
-        starting = start_computing(model.config, self._cache_dir, serves=True, nursery=nursery)
+        starting = start_computing(config, self._cache_dir, serves=True, nursery=nursery)
         assembly = assemble(
-            model.config,
+            config,
             self._cache_dir,
             lambda line: self._process.say(f"{model.names[0]}: {line}"),
             starting,
@@ -174,8 +228,51 @@ class _Loader:
         )
         around = ExitStack()
         around.enter_context(watchdog.looking())
-        client = assembly.start_client(None, lambda: lost("its engine has ended"), budget)
-        return LoadedModel(client, assembly.card, watchdog, budget, assembly, around)
+        for each in (kept.streams, kept.answers):
+            if each is not None:
+                each.model = model_digest(assembly.computing.facts, assembly.card.max_model_len)
+        profiles = None
+        if self._profiles is not None:
+            prefix = f"{_file_name(model)}-"
+            profiles = Profiles(self._profiles, assembly.computing.profiler, SystemClock(), prefix)
+        client = assembly.start_client(profiles, lambda: lost("its engine has ended"), kept.memory)
+        return LoadedModel(client, assembly.card, watchdog, kept, assembly, around)
+
+
+def _present(lora: Sequence[str], model: HostedModel) -> tuple[str, ...]:
+    """The adapters whose files are there. One that is missing keeps no model from being loaded again."""
+    present = []
+    for each in lora:
+        name, path = adapter_option(each)
+        if each in model.config.lora or Path(path).exists():
+            present.append(each)
+        else:
+            log.error("model %s is loaded without its adapter %s: there is no %s", model.names[0], name, path)
+    return tuple(present)
+
+
+def _file_name(model: HostedModel) -> str:
+    """A model's main name as a part of paths: names may hold slashes."""
+    return quote(model.names[0], safe="")
+
+
+@contextmanager
+def _keeping(models: Sequence[HostedModel], journal: str, share: int) -> Iterator[Mapping[str, _Kept]]:
+    """What stays of each model, by main name: a budget of `share` bytes, and journals in a folder of its own.
+
+    Raises:
+        ConfigError: a journal cannot be used.
+    """
+    kept: dict[str, _Kept] = {}
+    with ExitStack() as opened:
+        for model in models:
+            streams = answers = None
+            if journal:
+                folder = Path(journal) / f"model-{_file_name(model)}"
+                streams = opened.enter_context(closing(StreamJournal(folder)))
+                answers = opened.enter_context(closing(AnswerJournal(folder)))
+            kept[model.names[0]] = _Kept(model.config.lora, MemoryBudget(share, give_back), streams, answers)
+        yield kept
 
 
 def serve_models(
@@ -199,34 +296,37 @@ def serve_models(
     Raises:
         SetupError: a model, an option or the address cannot be used.
     """
-    for name in _ONE_MODEL_ONLY:
-        if getattr(server_options, name):
-            raise ConfigError(name, "is for a server of one model; leave it out, or serve that model alone")
+    profiles = profile_directory(server_options.profile_dir) if server_options.profile_dir else None
     models = hosted_models(choices, hosting.pin, cache_dir)
     process = ServerProcess(server_options, announce)
     # Of the limit a quarter is for requests that are read, before their model is known; a model's share has as much
     # for them, which it does not use: together that is the limit.
     memory = MemoryBudget(choices[0].config.memory_limit, give_back)
     share, standby = max(LEAST_BYTES, memory.limit // len(models)), any(each.config.standby for each in models)
-    load = _Loader(cache_dir, process, share, standby=standby)
-    host = ModelHost(models, load, HostLimits(hosting.max_loaded_models, hosting.models_memory, hosting.model_wait))
     failures: list[PenstockError] = []
+    limits = HostLimits(hosting.max_loaded_models, hosting.models_memory, hosting.model_wait)
+    with (
+        _keeping(models, server_options.journal, share) as kept,
+        closing(_Loader(cache_dir, process, kept, profiles, standby=standby)) as load,
+        process.observers("") as observers,
+    ):
+        host = ModelHost(models, load, limits)
 
-    @asynccontextmanager
-    async def around() -> AsyncGenerator[None]:
-        """Models come and go. A failure is kept to be raised by `serve_models`: uvicorn would log it as its own."""
-        stack = AsyncExitStack()
-        try:
-            await stack.enter_async_context(host.running())
-        except PenstockError as error:  # a pinned model cannot be loaded
-            failures.append(error)
-            process.end()
-        yield
-        with process.closing():
-            await stack.aclose()
+        @asynccontextmanager
+        async def around() -> AsyncGenerator[None]:
+            """Models come and go. A failure is kept to be raised later: uvicorn would log it as its own."""
+            stack = AsyncExitStack()
+            try:
+                await stack.enter_async_context(host.running())
+            except PenstockError as error:  # a pinned model cannot be loaded
+                failures.append(error)
+                process.end()
+            yield
+            with process.closing():
+                await stack.aclose()
 
-    with closing(load), process.observers("") as observers:
-        app = create_hosting_app(host, around(), DEFAULT_LIMITS, process.access, memory, observers)
+        journals = {name: each.answers for name, each in kept.items() if each.answers is not None}
+        app = create_hosting_app(host, around(), DEFAULT_LIMITS, process.access, memory, observers, journals)
         process.run(app, "/v1/chat/completions", lambda url: on_ready(url, models))
     if failures:
         raise failures[0].__cause__ or failures[0]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from command_line import only_line, penstock
+from hosted import FAMILIES, OPTIONS, serving, states, write_models
 from openai import OpenAI
 from served import PATIENCE, below, runners_of, wait_until
-from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams
@@ -27,51 +26,12 @@ from penstock.remote import can_fork
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
-FAMILIES = {"first": "llama", "second": "qwen3", "third": "gemma2"}
-OPTIONS = {"kv_cache_memory": "4MiB", "max_num_seqs": 4, "threads": 1}
 PROMPT = [5, 9, 4, 9, 5, 7, 11, 5, 9, 4]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
-    found = {}
-    for name, family in FAMILIES.items():
-        found[name] = folder = tmp_path_factory.mktemp("models") / name
-        folder.mkdir()
-        write_checkpoint(folder, family, VARIANTS[family][0], vocab_size=BYTE_VOCABULARY)
-        write_byte_tokenizer(folder)
-    return found
-
-
-@contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--no-standby", *flags, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": "off", **environment},
-    )
-    lines: list[str] = []
-    assert process.stdout is not None
-    reader = threading.Thread(target=lambda: lines.extend(process.stdout))
-    try:
-        for line in process.stdout:
-            lines.append(line)
-            if found := re.search(r"listening (http://\S+)", line):
-                break
-        else:
-            raise AssertionError(f"it ended before it listened: {lines}")
-        reader.start()  # so that it can go on writing
-        yield found[1], process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(PATIENCE)
-        if reader.ident is not None:
-            reader.join()
-        process.stdout.close()
-    assert code == 0, lines[-20:]
+    return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +39,6 @@ def server(folders) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     names = [str(folders[name]) for name in FAMILIES]
     with serving(*names, "--max-loaded-models", "2", "--pin", names[0]) as (url, process):
         yield url, process
-
-
-def states(url: str) -> dict[str, str]:
-    return {each["id"]: each["status"]["value"] for each in httpx.get(f"{url}/v1/models").json()["data"]}
 
 
 def complete(url: str, model: str, **changes) -> httpx.Response:
@@ -234,6 +190,25 @@ def test_streams_health_and_metrics(server):
     assert 'penstock:model_loaded{model_name="first"} 1.0' in text
     helps = [line for line in text.splitlines() if line.startswith("# HELP")]
     assert len(helps) == len(set(helps)), "each metric is described once"
+
+
+def test_who_watches_a_model_loads_none(folders):
+    def event(url: str, query: str = "") -> dict:
+        with httpx.stream("GET", f"{url}/engine/events{query}", timeout=PATIENCE) as response:
+            assert response.status_code == 200, response.read()
+            line = next(line for line in response.iter_lines() if line.startswith("data: "))
+            return json.loads(line.removeprefix("data: "))
+
+    with serving(*(str(folders[name]) for name in ("first", "second"))) as (url, _):
+        assert event(url)["state"] == event(url, "?model=second")["state"] == "unloaded"
+        complete(url, "second")
+        seen = event(url, "?model=second")
+        assert (seen["state"], seen["generated_tokens"], seen["alive"]) == ("loaded", 12, True)
+        httpx.post(f"{url}/models/unload", json={"model": "second"}, timeout=PATIENCE)
+        seen = event(url, "?model=second")
+        assert (seen["state"], seen["generated_tokens"]) == ("unloaded", 12)
+        assert set(states(url).values()) == {"unloaded"}
+        assert httpx.get(f"{url}/engine/events?model=fourth").status_code == 404
 
 
 def resident(pid: int) -> int:

@@ -24,6 +24,7 @@ class FakeModel:
     name: str
     bytes: int
     max_model_len: int = 100
+    adapters: tuple[str, ...] = ()
     closed: bool = False
 
     async def close(self) -> None:
@@ -63,7 +64,9 @@ class World:
 
     def host(self, names: str, limits: HostLimits = HostLimits(), **changes: dict) -> ModelHost[FakeModel]:  # noqa: B008
         self.most = limits.most
-        models = [HostedModel(EngineConfig(), (name,), **changes.get(name, {})) for name in names]
+        models = [
+            HostedModel(**{"config": EngineConfig(), "names": (name,), **changes.get(name, {})}) for name in names
+        ]
         return ModelHost(models, self.load, limits, lambda: self.now)
 
 
@@ -81,6 +84,18 @@ async def test_a_model_is_loaded_when_it_is_first_asked_for_and_once():
     assert world.log == ["+a"]
     assert state(host, "a") == ModelState.LOADED
     assert host.status("a").loads == 1
+
+
+async def test_an_adapter_names_its_model_also_while_that_is_not_loaded():
+    host = World().host("ab", b={"config": EngineConfig(lora=("first=x",))})
+    assert host.status("first").model.names == ("b",)
+    async with host.use("first") as model:
+        model.adapters = ("second",)
+        assert host.status("second").requests == 1
+    await host.unload("b")
+    assert host.names == ("a", "b", "second")
+    with pytest.raises(UnknownModel, match="'second'"):
+        host.status("first")
 
 
 async def test_requests_that_come_together_wait_for_one_load():

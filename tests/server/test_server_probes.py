@@ -108,11 +108,11 @@ def probed() -> Iterator[tuple[str, str]]:
 
 def test_the_port_for_probes_needs_no_key_and_has_nothing_else(probed):
     url, probes = probed
-    for path in ("/health", "/health/live", "/health/ready", "/metrics"):
+    for path in ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models"):
         assert httpx.get(probes + path).status_code == 200
         head = httpx.head(probes + path)
         assert (head.status_code, head.content) == (200, b"")
-    for path in ("/v1/models", "/stats", "/openapi.json", "/docs", "/", "/engine/events"):
+    for path in ("/v1/models/m", "/stats", "/openapi.json", "/docs", "/", "/engine/events"):
         missing = httpx.get(probes + path)
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     assert httpx.post(f"{probes}/health/ready").status_code == 405

@@ -33,7 +33,7 @@ def command() -> None:
 def list_models(base_url: str, api_key: str) -> None:
     """List every model of the server, what it is doing, and its memory."""
     rows: list[tuple[str, ...]] = [("MODEL", "STATE", "PINNED", "REQUESTS", "MEMORY", "CONTEXT")]
-    rows += [_row(each) for each in _client(base_url, api_key).models()]
+    rows += [_row(each) for each in _client(base_url, api_key).models() if not each.get("parent")]  # else an adapter
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -413,7 +413,8 @@ class ServerConfig:
     probe_host: str = _option("127.0.0.1", "Address that --probe-port is on; 0.0.0.0 for probes from other machines.")
     probe_port: int = _option(
         0,
-        "A port of its own for /health, /health/live, /health/ready and /metrics, which need no key there; 0 for none.",
+        "A port of its own for /health, /health/live, /health/ready, /metrics and the list /v1/models, which need no"
+        " key there; 0 for none.",
     )
     api_key_file: str = _option(
         "",

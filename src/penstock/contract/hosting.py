@@ -8,7 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from penstock.contract.adapter import adapter_option
 from penstock.contract.config import EngineConfig
+from penstock.contract.journal import AnswerJournal, Journal
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient, StepWatch
@@ -53,6 +55,11 @@ class HostedModel:
     idle_seconds: float = 0.0
     any_name: bool = False
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that it is loaded with first."""
+        return tuple(adapter_option(each)[0] for each in self.config.lora)
+
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
@@ -91,6 +98,7 @@ class ModelStatus:
         loads: how many times it was loaded.
         load_seconds: how long the last load took.
         reason: why the last load failed, or why the model was lost; "" otherwise.
+        adapters: the names of its adapters; while it is not loaded, of those that it will be loaded with.
     """
 
     model: HostedModel
@@ -103,6 +111,7 @@ class ModelStatus:
     loads: int = 0
     load_seconds: float = 0.0
     reason: str = ""
+    adapters: tuple[str, ...] = ()
 
 
 class ServedModel(Protocol):
@@ -124,17 +133,30 @@ class ServedModel(Protocol):
         ...
 
     @property
+    def streams(self) -> Journal | None:
+        """Where its streams are written down; the same whenever it is loaded again, as with all that is kept."""
+        ...
+
+    @property
+    def answers(self) -> AnswerJournal | None:
+        """Where its stored answers are written down."""
+        ...
+
+    @property
     def memory(self) -> MemoryBudget:
         """The budget of what is kept for its clients; the same one whenever the model is loaded again."""
         ...
 
 
 class Models(Protocol):
-    """The models of one server, loaded or not; each is asked for by any of its names. Confined to one event loop."""
+    """The models of one server, loaded or not; each is asked for by any of its names, or by an adapter's.
+
+    Confined to one event loop.
+    """
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names under which models are listed."""
+        """All names under which models and their adapters are listed."""
         ...
 
     def statuses(self) -> tuple[ModelStatus, ...]:

@@ -70,6 +70,10 @@ class AnswerJournal(Protocol):
         """
         ...
 
+    async def holds(self, answer_id: str) -> bool:
+        """Whether an answer of this id, of any kind, is written down; False too if that cannot be read."""
+        ...
+
     def put(self, answer: KeptAnswer) -> None:
         """Have it written, in place of its former state, soon."""
         ...

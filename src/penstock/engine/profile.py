@@ -42,10 +42,12 @@ class Profiles:
     Args:
         directory: where their files go; it exists.
         profiler: records what the engine's thread computes.
+        prefix: how the files' names begin, where other engines of this process write to the same directory.
     """
 
-    def __init__(self, directory: Path, profiler: Profiler, clock: Clock) -> None:
+    def __init__(self, directory: Path, profiler: Profiler, clock: Clock, prefix: str = "") -> None:
         self._directory = directory
+        self._prefix = prefix
         self._profiler = profiler
         self._clock = clock
         self._numbers = count(1)
@@ -53,7 +55,7 @@ class Profiles:
     def new(self) -> Profile:
         """A profile that has not begun, with a name of its own."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        name = f"profile-{stamp}-{os.getpid()}-{next(self._numbers)}"
+        name = f"{self._prefix}profile-{stamp}-{os.getpid()}-{next(self._numbers)}"
         return Profile(self._directory / name, self._profiler, self._clock)
 
 

@@ -47,7 +47,7 @@ class ModelHost(Generic[LoadedT]):
         limits: HostLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._places = [Place[LoadedT](model, model.pinned) for model in models]
+        self._places = [Place[LoadedT](model, model.pinned, left_adapters=model.adapters) for model in models]
         self._by_name = {name: place for place in self._places for name in place.model.names}
         self._of_any_name = next((place for place in self._places if place.model.any_name), None)
         self._load = load
@@ -58,8 +58,8 @@ class ModelHost(Generic[LoadedT]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names under which models are listed."""
-        return tuple(self._by_name)
+        """All names under which models and their adapters are listed."""
+        return (*self._by_name, *(name for place in self._places for name in place.adapters))
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every model at this moment, in the order in which they were given."""
@@ -150,7 +150,9 @@ class ModelHost(Generic[LoadedT]):
             await self._close()
 
     def _find(self, name: str) -> Place[LoadedT]:
-        place = self._by_name.get(name, self._of_any_name)
+        place = self._by_name.get(name)
+        if place is None:
+            place = next((each for each in self._places if name in each.adapters), self._of_any_name)
         if place is None:
             raise UnknownModel(name, *self.names)
         return place
@@ -271,6 +273,7 @@ class ModelHost(Generic[LoadedT]):
             return
         stay.leaving = True
         await stay.unused()
+        place.left_adapters = stay.loaded.adapters
         await stay.loaded.close()
         place.stay = None
         log.info("model %s is unloaded", place.model.names[0])

@@ -24,6 +24,11 @@ class Loaded(Protocol):
         """Maximum number of tokens of one request."""
         ...
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of its adapters."""
+        ...
+
     async def close(self) -> None:
         """End it, and free its memory."""
         ...
@@ -107,7 +112,13 @@ class Place(Generic[LoadedT]):
     size: int = 0
     max_model_len: int = 0
     reason: str = ""
+    left_adapters: tuple[str, ...] = ()
     ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the model's adapters, as when it left while it is not loaded."""
+        return self.left_adapters if self.stay is None else self.stay.loaded.adapters
 
     @property
     def state(self) -> ModelState:
@@ -129,4 +140,5 @@ class Place(Generic[LoadedT]):
             loads=self.loads,
             load_seconds=self.load_seconds,
             reason=self.reason,
+            adapters=self.adapters,
         )

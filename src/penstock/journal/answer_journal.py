@@ -60,7 +60,7 @@ Change = KeptAnswer | _Removal
 
 
 class AnswerJournal:
-    """Stored answers in a directory; see the module. All but `settled` may be called from any thread.
+    """Stored answers in a directory; see the module. All but `settled` and `holds` may be called from any thread.
 
     Args:
         directory: created if missing.
@@ -91,6 +91,10 @@ class AnswerJournal:
         except sqlite3.Error as error:
             message = f"{self._path} cannot be used: {error}; move it away to begin a new one"
             raise ConfigError(OPTION, message) from error
+
+    async def holds(self, answer_id: str) -> bool:
+        """See `AnswerJournal.holds`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._has, answer_id)
 
     def put(self, answer: KeptAnswer) -> None:
         """See `AnswerJournal.put`."""
@@ -158,6 +162,13 @@ class AnswerJournal:
             self._path,
             error,
         )
+
+    def _has(self, answer_id: str) -> bool:
+        try:
+            return bool(self._connection.execute("SELECT 1 FROM kept WHERE id = ?", (answer_id,)).fetchone())
+        except sqlite3.Error as error:
+            log.error("%s cannot be read: %s", self._path, error)
+            return False
 
     def _select(self, kind: str) -> list[KeptAnswer]:
         rows = self._connection.execute(

@@ -55,6 +55,9 @@ __all__ = [
     "shield",
 ]
 
+PROBES = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models")
+"""What the probe port answers; the list of models is what Kubernetes gateways take for a sign that they are loaded."""
+
 SCHEMAS: JsonObject = (
     SHARED_SCHEMAS | openai.SCHEMAS | anthropic.SCHEMAS | tokens.SCHEMAS | admin.SCHEMAS | page.SCHEMAS
 )
@@ -94,10 +97,13 @@ def create_app(
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, stopping)
     measured = EngineMetrics(client, card.name, memory), ServerMetrics(counter, card.name)
     probes = (*probe_routes(client.health, readiness), *metrics.routes(*measured))
-    app = _application(serving, (*_routes(serving), *probes), held=hold_bytes(memory, access))
+    routes = tuple(_routes(serving))
+    app = _application(serving, (*routes, *probes), held=hold_bytes(memory, access))
     shield(app, limits, access, stopping, (counter, *observers))
     known = KnownRefusals(client.check_queue, stopping)
-    set_lifecycle(app, Lifecycle(stopping, probe_app(probes, access), readiness.stuck, counter.refused, known))
+    set_lifecycle(
+        app, Lifecycle(stopping, probe_app((*probes, *routes), access), readiness.stuck, counter.refused, known)
+    )
     return app
 
 
@@ -124,9 +130,11 @@ def model_part(
     memory: MemoryBudget,
     watch: StepWatch,
     stopping: asyncio.Event,
+    journal: Journal | None,
+    answers: AnswerJournal | None,
 ) -> ModelPart:
     """One model's part of a server of several; the arguments are as for `create_app`, `stopping` is the server's."""
-    serving = _serve(client, card, limits, access, memory, stopping)
+    serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
     return ModelPart(_application(serving, tuple(_routes(serving))), serving, readiness.stuck)
 
@@ -201,12 +209,12 @@ async def _while_serving(serving: Serving, _: FastAPI) -> AsyncGenerator[None, N
         yield
 
 
-def probe_app(probes: Iterable[Route], access: Access) -> FastAPI:
-    """The application on the probe port: the probe routes alone, without a key."""
+def probe_app(routes: Iterable[Route], access: Access) -> FastAPI:
+    """The application on the probe port: of a server's routes those in `PROBES`, without a key."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=replace(access, keys=ApiKeys(), hosts=access.probe_hosts), is_public=is_page_path)
     app.add_middleware(Envelope)
-    add_routes(app, probes)
+    add_routes(app, [route for route in routes if route.method == "GET" and route.path in PROBES])
     return app
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from functools import partial
 from fastapi import FastAPI
 
 from penstock.contract.hosting import Models, ServedModel
+from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.server.admin import common_routes, metrics
@@ -23,6 +24,7 @@ from penstock.server.admin.metrics import RequestCounter, ServerMetrics
 from penstock.server.admin.probes import routes as probe_routes
 from penstock.server.application import ModelPart, add_routes, hold_bytes, model_part, probe_app, shield
 from penstock.server.delivery.observation import Observer
+from penstock.server.hosting import events
 from penstock.server.hosting import models as model_routes
 from penstock.server.hosting.dispatch import Dispatch, Parts
 from penstock.server.hosting.health import HostingReadiness, health_of
@@ -45,6 +47,7 @@ def create_hosting_app(
     access: Access,
     memory: MemoryBudget,
     observers: Sequence[Observer] = (),
+    journals: Mapping[str, AnswerJournal] | None = None,
 ) -> FastAPI:
     """The application that serves `models`.
 
@@ -55,15 +58,16 @@ def create_hosting_app(
         access: who may call.
         memory: the budget of requests in progress, of all models together.
         observers: called when a request is over.
+        journals: where each model's stored answers are written down, by its main name; None if they are not.
     """
     stopping, counter = asyncio.Event(), RequestCounter()
 
     def make(name: str, model: ServedModel) -> ModelPart:
         own = replace(access, limits=model.memory.applied(access.limits))
         client, watch = RelayedClient(models, name, model), RelayedWatch(models, name)
-        return model_part(client, model.card, limits, own, model.memory, watch, stopping)
+        return model_part(client, model.card, limits, own, model.memory, watch, stopping, model.streams, model.answers)
 
-    parts = Parts(models, make)
+    parts = Parts(models, make, journals)
     readiness = HostingReadiness(parts, stopping)
     measured = HostingMetrics(parts), ServerMetrics(counter)
     probes = (*probe_routes(partial(health_of, parts), readiness), *metrics.routes(*measured))
@@ -74,7 +78,7 @@ def create_hosting_app(
         lambda: [part.serving.client for part in parts.present()],
         lambda: [part.serving.live for part in parts.present()],
     )
-    routes = (*listed, *common, *files.routes(), *probes)
+    routes = (*listed, *common, *files.routes(), events.route(parts, stopping), *probes)
     app = FastAPI(
         title="Penstock", version="1", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -90,7 +94,7 @@ def create_hosting_app(
     shield(app, limits, access, stopping, (counter, *observers))
     add_routes(app, routes)
     known = KnownRefusals(lambda _: None, stopping)
-    set_lifecycle(app, Lifecycle(stopping, probe_app(probes, access), readiness.stuck, counter.refused, known))
+    set_lifecycle(app, Lifecycle(stopping, probe_app(routes, access), readiness.stuck, counter.refused, known))
     return app
 
 

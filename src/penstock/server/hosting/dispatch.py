@@ -2,13 +2,13 @@
 
 A model's part of the server is made when the model is loaded first, and stays when the model leaves: what it keeps of
 its answers is still there when the model is back. Requests for a stored answer name no model, so each part is asked
-until one knows it.
+until one knows it. An answer that an earlier process wrote down has its model loaded first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api_fields.strict_json import printable
 from penstock.contract.errors import PenstockError, UnknownModel
 from penstock.contract.hosting import Models, ModelStatus, ServedModel
+from penstock.contract.journal import AnswerJournal
 from penstock.server.application import ModelPart
 from penstock.server.http.body import read_body
 from penstock.server.http.connection import while_connected
@@ -35,6 +36,7 @@ class _Named(msgspec.Struct):
     """What is read of a body before its model is known; the rest is skipped."""
 
     model: str | None = None
+    lora_name: str | None = None
 
 
 class Parts:
@@ -42,12 +44,19 @@ class Parts:
 
     Args:
         models: the server's.
-        make: makes the part of a model that is loaded for the first time.
+        make: makes the part of a model that is loaded for the first time; called in a thread.
+        journals: where models' stored answers are written down, by main name.
     """
 
-    def __init__(self, models: Models, make: Callable[[str, ServedModel], ModelPart]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        make: Callable[[str, ServedModel], ModelPart],
+        journals: Mapping[str, AnswerJournal] | None = None,
+    ) -> None:
         self.models = models
         self._make = make
+        self._journals = journals or {}
         self._parts: dict[str, ModelPart] = {}
         self._making = asyncio.Lock()
         self._holding: list[asyncio.Task[None]] = []
@@ -56,6 +65,10 @@ class Parts:
     def present(self) -> tuple[ModelPart, ...]:
         """The parts that there are."""
         return tuple(self._parts.values())
+
+    def made(self, main: str) -> ModelPart | None:
+        """The part of a model by its main name, if it was loaded so far."""
+        return self._parts.get(main)
 
     def status(self, name: str) -> ModelStatus:
         """A model at this moment, under a name that a caller gave.
@@ -79,10 +92,17 @@ class Parts:
         if main not in self._parts:
             async with self.models.use(main) as model, self._making:
                 if main not in self._parts:  # another request may have waited for it too
-                    part = self._make(main, model)
+                    part = await asyncio.to_thread(self._make, main, model)  # which reads its stored answers
                     await self._begin(part)
                     self._parts[main] = part
         return self._parts[main]
+
+    async def holder(self, answer_id: str) -> str:
+        """The model, without a part so far, that an earlier process wrote down this answer of; "" if there is none."""
+        for name, journal in self._journals.items():
+            if name not in self._parts and await journal.holds(answer_id):
+                return name
+        return ""
 
     async def close(self) -> None:
         """End what runs beside the requests of every part."""
@@ -125,8 +145,11 @@ class Dispatch:
             return
         try:
             body = await read_body(Request(scope, receive), self._max_body_bytes)
-            name = _named(scope, body)
-            if not name and scope["path"].startswith(_STORED) and (parts := self._parts.present()):
+            name = self._named(scope, body)
+            stored_id = _stored_id(scope["path"])
+            if stored_id and not name:
+                name = await self._parts.holder(stored_id)
+            if stored_id and not name and (parts := self._parts.present()):
                 await self._ask_each(parts, scope, _Replay(body, receive), send)
                 return
             part = await self._part(name or self._parts.models.names[0], receive)
@@ -144,6 +167,22 @@ class Dispatch:
 
         await while_connected(receive, find())
         return found[0]
+
+    def _named(self, scope: Scope, body: bytes) -> str:
+        """The model that a request names, or whose adapter it is to unload.
+
+        "" for none, also where the body cannot be read: its endpoint says why.
+        """
+        asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model")
+        if asked:
+            return str(asked[0])
+        try:
+            named: _Named = msgspec.json.decode(body, type=_Named)
+        except msgspec.DecodeError:
+            return ""
+        if named.model is None and named.lora_name in self._parts.models.names:
+            return named.lora_name
+        return named.model or ""
 
     async def _ask_each(self, parts: tuple[ModelPart, ...], scope: Scope, replay: _Replay, send: Send) -> None:
         """Ask each part for a stored answer; the last one's refusal is the server's."""
@@ -169,16 +208,10 @@ async def _answer(part: ModelPart, scope: Scope, receive: Receive, send: Send) -
         scope.pop(SCOPE_KEY, None)  # the same head may name another model, whose queue has room
 
 
-def _named(scope: Scope, body: bytes) -> str:
-    """The model that a request names; "" for none, also where the body cannot be read: its endpoint says why."""
-    asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model")
-    if asked:
-        return str(asked[0])
-    try:
-        named: _Named = msgspec.json.decode(body, type=_Named)
-    except msgspec.DecodeError:
-        return ""
-    return named.model or ""
+def _stored_id(path: str) -> str:
+    """The id of a stored answer, if the path names one; else ""."""
+    prefix = next((each for each in _STORED if path.startswith(each)), "")
+    return path.removeprefix(prefix).partition("/")[0] if prefix else ""
 
 
 class _Replay:

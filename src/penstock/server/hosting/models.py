@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from penstock.api_fields.fields import TEXT, Field, read_fields
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
-from penstock.contract.hosting import Models, ModelStatus
+from penstock.contract.hosting import ModelStatus
 from penstock.contract.limits import RequestLimits
 from penstock.server.delivery.serving import read_body_of
 from penstock.server.hosting.dispatch import Parts
@@ -17,7 +17,14 @@ from penstock.server.http.access import Access
 from penstock.server.http.failures import json_response
 from penstock.server.http.openapi import answers, request_body
 from penstock.server.http.route import Route
-from penstock.server.openai.models import ANTHROPIC, anthropic_list, anthropic_model, model_object, not_deletable
+from penstock.server.openai.models import (
+    ANTHROPIC,
+    adapter_object,
+    anthropic_list,
+    anthropic_model,
+    model_object,
+    not_deletable,
+)
 
 __all__ = ["routes"]
 
@@ -30,10 +37,14 @@ def routes(parts: Parts, limits: RequestLimits, access: Access, created: int) ->
     models = parts.models
 
     async def list_models(http_request: Request) -> Response:
-        """Every model under each of its names, loaded or not."""
+        """Every model under each of its names, loaded or not, and behind each its adapters."""
         if ANTHROPIC in http_request.headers:
             return json_response(200, anthropic_list(models.names, created, http_request.query_params))
-        data = [_object(models, each, name, created) for each in models.statuses() for name in each.model.names]
+        data = [
+            _object(parts, each, name, created)
+            for each in models.statuses()
+            for name in (*each.model.names, *each.adapters)
+        ]
         return json_response(200, {"object": "list", "data": data})
 
     async def retrieve_model(http_request: Request, model_id: str) -> Response:
@@ -41,7 +52,7 @@ def routes(parts: Parts, limits: RequestLimits, access: Access, created: int) ->
         status = parts.status(model_id)
         if ANTHROPIC in http_request.headers:
             return json_response(200, anthropic_model(model_id, created))
-        return json_response(200, _object(models, status, model_id, created))
+        return json_response(200, _object(parts, status, model_id, created))
 
     async def delete_model(model_id: str) -> Response:
         """Refused: what is served is the operator's decision."""
@@ -53,7 +64,7 @@ def routes(parts: Parts, limits: RequestLimits, access: Access, created: int) ->
             name = await read_body_of(http_request, _read_name, limits, access)
             parts.status(name)
             await action(name)
-            return json_response(200, _object(models, parts.status(name), name, created))
+            return json_response(200, _object(parts, parts.status(name), name, created))
 
         moved.__doc__ = doc
         return moved
@@ -83,9 +94,9 @@ def _read_name(body: JsonObject) -> str:
     return name
 
 
-def _object(models: Models, status: ModelStatus, name: str, created: int) -> JsonObject:
-    """A model in OpenAI's format, with what it is doing."""
-    present = models.present(name)
+def _object(parts: Parts, status: ModelStatus, name: str, created: int) -> JsonObject:
+    """A model or an adapter in OpenAI's format, with what it, or what it adapts, is doing."""
+    present = parts.models.present(name)
     described: JsonObject = {
         "id": name,
         "object": "model",
@@ -98,5 +109,9 @@ def _object(models: Models, status: ModelStatus, name: str, created: int) -> Jso
     }
     if present is not None:
         described |= model_object(present.card, name) | {"created": created}
+    if name in status.adapters and name not in status.model.names:
+        described |= {"parent": status.model.names[0]}
+        if present is not None and (facts := present.client.adapters().get(name)) is not None:
+            described = adapter_object(present.card, facts)
     doing = {each: getattr(status, each) for each in _DOING}
     return described | {"status": {"value": status.state.value, **doing}}

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from penstock.contract.adapter import AdapterFacts
-from penstock.contract.errors import RequestError, UnknownModel
+from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Output
 from penstock.contract.hosting import Models, ServedModel
 from penstock.contract.measurements import Measurements
@@ -35,6 +35,7 @@ class RelayedClient:
         self._name = name
         self._health = first.client.health()
         self._measurements = first.client.measurements()
+        self._adapters = first.client.adapters()
 
     @property
     def _client(self) -> EngineClient | None:
@@ -58,16 +59,26 @@ class RelayedClient:
             client.check_queue(tenant)
 
     def adapters(self) -> Mapping[str, AdapterFacts]:
-        """See `EngineClient.adapters`: none, of several models."""
-        return {}
+        """See `EngineClient.adapters`; a model that is not loaded has those that it left with."""
+        if (client := self._client) is not None:
+            self._adapters = client.adapters()
+        return self._adapters
 
-    async def load_adapter(self, name: str, path: str) -> AdapterFacts:  # noqa: ARG002 - as in `EngineClient`
-        """Refuse to; see `EngineClient.load_adapter`."""
-        raise RequestError("A server of several models takes no adapters.", code="adapters_off")
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:
+        """See `EngineClient.load_adapter`; no two models have adapters of one name."""
+        async with self._models.use(self._name) as model:
+            if name in self._models.names:
+                message = "lora_name is the name of another model or adapter of this server."
+                raise InvalidParameter("lora_name", message, code="adapter_loaded")
+            facts = await model.client.load_adapter(name, path)
+            self._adapters = model.client.adapters()
+            return facts
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse to; see `EngineClient.unload_adapter`."""
-        raise UnknownModel(name, self._name)
+        """See `EngineClient.unload_adapter`."""
+        async with self._models.use(self._name) as model:
+            await model.client.unload_adapter(name)
+            self._adapters = model.client.adapters()
 
     def health(self) -> Health:
         """See `EngineClient.health`; a model that is not loaded is well, and does nothing."""

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
+from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.errors import Overloaded
-from penstock.contract.ports import EngineClient, Health
+from penstock.contract.ports import Health
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.connection import ClientLeft, while_connected
 from penstock.server.http.failures import error_response
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 from penstock.server.http.route import Route
 
-__all__ = ["EVENTS_PATH", "routes"]
+__all__ = ["EVENTS_PATH", "Look", "events_route", "routes", "snapshot"]
 
 EVENTS_PATH = "/engine/events"
 
@@ -50,15 +52,27 @@ FIELDS = (
 )
 
 
+Look = Callable[[], JsonObject]
+"""Makes one event, of this moment."""
+
+
 def routes(serving: Serving) -> tuple[Route, ...]:
-    """The stream's endpoint. It is not in the OpenAPI document, where every response has an end."""
+    """The stream's endpoint."""
+    return (events_route(lambda _: lambda: snapshot(serving.client.health()), serving.stopping),)
+
+
+def events_route(choose: Callable[[Request], Look], stopping: asyncio.Event) -> Route:
+    """The stream's endpoint, where `choose` says what a viewer sees; it may raise a `RequestError`.
+
+    It is not in the OpenAPI document, where every response has an end.
+    """
     audience = _Audience()
 
-    async def engine_events() -> Response:
+    async def engine_events(http_request: Request) -> Response:
         """What the engine is doing, once a second."""
-        return _EventStream(serving.client, audience, serving.stopping)
+        return _EventStream(choose(http_request), audience, stopping)
 
-    return (Route("GET", EVENTS_PATH, engine_events, documented=False),)
+    return Route("GET", EVENTS_PATH, engine_events, documented=False)
 
 
 def snapshot(health: Health) -> JsonObject:
@@ -76,8 +90,8 @@ class _Audience:
 class _EventStream(Response):
     """The response that streams events."""
 
-    def __init__(self, client: EngineClient, audience: _Audience, stopping: asyncio.Event) -> None:
-        self._client = client
+    def __init__(self, look: Look, audience: _Audience, stopping: asyncio.Event) -> None:
+        self._look = look
         self._audience = audience
         self._stopping = stopping
         self.status_code = 200
@@ -101,7 +115,7 @@ class _EventStream(Response):
         await writer.start(EVENT_HEADERS)
         end = time.monotonic() + LONGEST_SECONDS
         while True:
-            await writer.write(b"data: " + encode(snapshot(self._client.health())) + b"\n\n")
+            await writer.write(b"data: " + encode(self._look()) + b"\n\n")
             if await self._stops_within(PERIOD_SECONDS) or time.monotonic() >= end:
                 break
         await writer.end()

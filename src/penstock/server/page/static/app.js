@@ -424,6 +424,7 @@ function showModel() {
   $("models").hidden = models.length < 2;
   $("model-choice").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
   $("model-choice").value = id;
+  engine.choose(models.length > 1 ? id : "");
   $("welcome-model").textContent = [id, context ? `a context of ${grouped(context)} tokens` : ""].filter(Boolean).join(" · ");
 }
 

@@ -12,6 +12,11 @@ export class CacheView {
     this.past = [];
   }
 
+  /** The counters that follow are another engine's. */
+  forget() {
+    this.past = [];
+  }
+
   /** Show the counters of one event of the engine. */
   show(now) {
     this.showBlocks(now);

@@ -6,6 +6,8 @@ import { events } from "./api.js";
 import { Plot } from "./plot.js";
 
 const LONGEST_PAUSE = 15_000;
+// What a model of several is doing while it cannot answer.
+const STATES = { unloaded: "Not loaded", loading: "Loading", unloading: "Unloading" };
 const $ = (id) => document.getElementById(id);
 
 export class EngineView {
@@ -15,6 +17,7 @@ export class EngineView {
     this.onRefused = onRefused;
     this.before = null;
     this.state = "";
+    this.model = "";
     this.controller = null;
     this.plots = {
       decode: new Plot($("plot-decode"), 10),
@@ -34,11 +37,22 @@ export class EngineView {
     this.watch(this.controller.signal);
   }
 
+  /** Show the engine of `model`, where a server has several; "" for its first. */
+  choose(model) {
+    if (model === this.model) return;
+    this.model = model;
+    this.before = null;
+    this.cache.forget();
+    for (const plot of Object.values(this.plots)) plot.clear();
+    this.restart();
+  }
+
   async watch(signal) {
     let pause = 1000;
+    const path = this.model ? `engine/events?model=${encodeURIComponent(this.model)}` : "engine/events";
     while (!signal.aborted) {
       try {
-        for await (const data of events("engine/events", { signal })) {
+        for await (const data of events(path, { signal })) {
           this.show(JSON.parse(data));
           pause = 1000;
         }
@@ -59,7 +73,8 @@ export class EngineView {
   }
 
   show(now) {
-    if (now.alive) this.say("on", now.running ? "Working" : "Ready");
+    if (now.state && now.state !== "loaded") this.say("idle", STATES[now.state] ?? now.state);
+    else if (now.alive) this.say("on", now.running ? "Working" : "Ready");
     else this.say("dead", `The engine is dead: ${now.reason}`);
     this.showCounts(now);
     this.cache.show(now);
