@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import engine_harness as harness
 import pytest
 from engine_harness import finishes_of, terminal_of, tokens_of
@@ -139,3 +141,26 @@ def test_more_plans_than_the_runner_takes_are_refused():
 
     with pytest.raises(ConfigError, match="depth"):
         Engine(bench.engine.scheduler, Plain(), bench.text)
+
+
+@pytest.mark.parametrize(("known", "most"), [(0, 61), (30, 40), (60, 12)])
+@pytest.mark.parametrize("wrong_from", [None, 5])
+def test_an_answer_that_is_known_takes_fewer_steps_and_a_wrong_one_changes_nothing(known, most, wrong_from):
+    bench = harness.build()
+    expected = bench.expected(PROMPT, 60)
+    told = [token if wrong_from is None or at < wrong_from else (token + 1) % 8 for at, token in enumerate(expected)]
+    resolved = bench.intake.resolve(harness.request_of("one", bench.text, PROMPT, max_tokens=60, n=2))
+    bench.outputs["one"] = []
+    bench.engine.submit(replace(resolved, expected=(tuple(told[:known]), ())))
+    bench.run()
+    assert tokens_of(bench.outputs["one"]) == expected
+    assert tokens_of(bench.outputs["one"], 1) == bench.expected(PROMPT, 60, choice=1)
+    assert not bench.engine._expected
+    alone = harness.build()
+    resolved = alone.intake.resolve(harness.request_of("one", alone.text, PROMPT, max_tokens=60))
+    alone.outputs["one"] = []
+    alone.engine.submit(replace(resolved, expected=(tuple(told[:known]),)))
+    alone.run()
+    assert tokens_of(alone.outputs["one"]) == expected
+    if wrong_from is None:
+        assert alone.engine.health().steps <= most

@@ -8,9 +8,9 @@ from scripted_engine import always, delta, finished, length
 from sse_reader import read_events
 
 from penstock.contract.events import ChoiceDelta, TokenPiece
+from penstock.contract.places import MOST_TOKENS, START, Place, in_parts, split
 from penstock.contract.tools import CallPiece
 from penstock.engine.output_queue import merge
-from penstock.server.delivery.places import MOST_TOKENS, START, Place, in_parts, split
 
 HI = [{"role": "user", "content": "Hi"}]
 COUNT = 150

@@ -125,6 +125,10 @@ class Embedded:
 SeqEvent = Admitted | PromptScored | DraftsJudged | Generated | Embedded | Finished
 
 
+_Bytes = bytes
+"""For a field called `bytes`, which hides the type from whoever reads annotations."""
+
+
 class TokenPiece(NamedTuple):
     """One generated token: its id, the bytes it stands for, and its log probability (0.0 when not requested).
 
@@ -137,7 +141,7 @@ class TokenPiece(NamedTuple):
     """
 
     id: int
-    bytes: bytes
+    bytes: _Bytes
     logprob: float
     top: tuple[TokenPiece, ...] = ()
     rank: int = 0

@@ -5,9 +5,10 @@ from penstock.engine.admission import QueueLimits
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
+from penstock.engine.intake_threads import IntakeThreads
 from penstock.engine.interrupts import interrupts_held
 from penstock.engine.loop import EngineLoop
-from penstock.engine.output_queue import WaitingRoom
+from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profiles
 from penstock.engine.recorder import NoRecorder, Recorder
 
@@ -16,8 +17,10 @@ __all__ = [
     "Engine",
     "EngineLoop",
     "Intake",
+    "IntakeThreads",
     "LocalClient",
     "NoRecorder",
+    "OutputQueue",
     "Profiles",
     "QueueLimits",
     "Recorder",

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 
 from penstock.contract.errors import Overloaded, RefusalCause
 from penstock.contract.measurements import Timings
+from penstock.contract.request import SequenceRequest
 from penstock.core import Scheduler
 from penstock.core.waiting import QueuePart, QueueParts
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.retry_after import LONGEST, EndRate
 
 __all__ = ["Admission", "QueueLimits"]
+
+_SHORT = SequenceRequest("", (0,))
+"""The least that anybody could ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,11 @@ class Admission:
     def look(self) -> tuple[QueueParts, float]:
         """The queue now, and the seconds until a running sequence ends, on average; for `RecentQueue`."""
         return self._scheduler.queue_parts(), self._seconds_until(1)
+
+    def waiting_seconds(self) -> tuple[float, float]:
+        """Seconds until all accepted prompts are read, and until a short request that came now would be begun."""
+        backlog = self._scheduler.backlog(_SHORT)
+        return backlog.seconds, max(backlog.seconds, self._seconds_until(backlog.ends))
 
     def _check_wait(self, resolved: ResolvedRequest) -> None:
         """Refuse if the wait would exceed the queue's limit or the time that the caller allows for the whole answer."""

@@ -1,15 +1,12 @@
 """An engine in this process, behind the `EngineClient` port: what the HTTP server and `AsyncLLM` talk to.
 
-Tokenising and rendering happen in worker threads, off the event loop. Requests that may have to wait for a process have
-threads of their own: one with a grammar waits for its verdict, a conversation for its rendering, a long prompt for its
-turn to be tokenised. Closing an iterator aborts its request.
+Tokenising and rendering happen in worker threads, off the event loop. Closing an iterator aborts its request.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
@@ -18,35 +15,16 @@ from penstock.contract.errors import InvalidParameter, RequestError, SetupError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
-from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
+from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.engine import Engine
-from penstock.engine.intake import GIANT_CHARS, Intake, ResolvedRequest
+from penstock.engine.intake import Intake, ResolvedRequest
+from penstock.engine.intake_threads import IntakeThreads
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
 from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profile, Profiles
-from penstock.thread_turns import go_last
 
 __all__ = ["LocalClient"]
-
-
-GUIDED_THREADS = 24
-"""Threads for requests with grammars: more than may wait for verdicts, so that known grammars find a free one."""
-CHAT_THREADS = 32
-"""Threads for conversations: more than one API key's renderings may occupy."""
-GIANT_THREADS = 64
-"""Threads for long prompts: about as many as may wait and be tokenised at once; further ones wait for a thread."""
-
-
-def _chars(prompt: Prompt) -> int:
-    """Number of characters to tokenise, without those that a template adds."""
-    match prompt:
-        case TextPrompt(text):
-            return len(text)
-        case ChatPrompt():
-            return prompt.num_chars
-        case TokenPrompt():
-            return 0
 
 
 def _do_nothing(_: Engine) -> None:
@@ -79,19 +57,14 @@ class LocalClient:
         adapters: AdapterFolder | None = None,
     ) -> None:
         self._adapter_folder = adapters
-        self._intake = intake
+        self._intake = IntakeThreads(intake)
         self._loop = loop
         self._profiles = profiles
         self._room = room
-        self._guided = ThreadPoolExecutor(GUIDED_THREADS, thread_name_prefix="grammars")
-        self._chats = ThreadPoolExecutor(CHAT_THREADS, thread_name_prefix="chats")
-        self._giants = ThreadPoolExecutor(GIANT_THREADS, thread_name_prefix="giants", initializer=go_last)
-        self._resolving: set[str] = set()  # ids of requests that the engine does not know yet
-        self._aborted_early: set[str] = set()  # ids among them that were aborted meanwhile
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`."""
-        queue = self._submit(await self._resolve(request))
+        queue = self._submit(await self._intake.resolve(request))
         try:
             while not queue.drained:
                 for output in await queue.take():
@@ -114,32 +87,11 @@ class LocalClient:
 
     async def abort(self, request_id: str) -> None:
         """See `EngineClient.abort`."""
-        if request_id in self._resolving:
-            self._aborted_early.add(request_id)
-        else:
+        if not self._intake.note_abort(request_id):
             self._loop.abort(request_id)
 
-    async def _resolve(self, request: EngineRequest) -> ResolvedRequest:
-        self._resolving.add(request.id)
-        try:
-            threads = self._threads_for(request.prompt, guided=request.grammar is not None)
-            return await asyncio.get_running_loop().run_in_executor(threads, self._intake.resolve, request)
-        except BaseException:
-            self._aborted_early.discard(request.id)
-            raise
-        finally:
-            self._resolving.discard(request.id)
-
-    def _threads_for(self, prompt: Prompt, *, guided: bool = False) -> ThreadPoolExecutor | None:
-        if _chars(prompt) >= GIANT_CHARS:
-            return self._giants
-        if guided:
-            return self._guided
-        return self._chats if isinstance(prompt, ChatPrompt) else None
-
     def _submit(self, resolved: ResolvedRequest) -> OutputQueue:
-        aborted = resolved.id in self._aborted_early
-        self._aborted_early.discard(resolved.id)
+        aborted = self._intake.take_abort(resolved.id)
         queue = OutputQueue(self._room, partial(self._loop.abort, resolved.id))
         self._loop.submit(resolved, Reader(queue, asyncio.get_running_loop()))
         if aborted:
@@ -206,12 +158,21 @@ class LocalClient:
 
     async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """See `EngineClient.tokenize`."""
-        threads = self._threads_for(prompt)
-        return await asyncio.get_running_loop().run_in_executor(threads, self._intake.tokenize, prompt, tenant)
+        return await self._intake.tokenize(prompt, tenant)
 
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """See `EngineClient.detokenize`."""
-        return await asyncio.to_thread(self._intake.detokenize, token_ids)
+        return await self._intake.detokenize(token_ids)
+
+    async def waiting_seconds(self) -> tuple[float, float]:
+        """How long a request that came now would wait: until all accepted prompts are read, and until it is begun.
+
+        Raises:
+            EngineDead: the engine is dead.
+        """
+        found: list[tuple[float, float]] = []
+        await self._run(lambda _: found.append(self._loop.waiting_seconds()))
+        return found[0]
 
     async def _run(self, work: Callable[[Engine], None]) -> None:
         """Run something on the engine's thread between two steps, and wait for it."""
@@ -223,5 +184,4 @@ class LocalClient:
     def close(self) -> None:
         """Stop the engine; live requests fail."""
         self._loop.stop()
-        for threads in (self._guided, self._chats, self._giants):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._intake.close()

@@ -35,13 +35,14 @@ from penstock.contract.events import (
     Usage,
 )
 from penstock.contract.measurements import UNTIMED, AdaptersInUse, Measurements, Timings
-from penstock.contract.plan import Draft, StepPlan, StepResult
+from penstock.contract.plan import Draft, Draftable, Guess, StepPlan, StepResult
 from penstock.contract.ports import AdaptingRunner, Clock, Drafter, Health, OverlappingRunner, Runner
 from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
 from penstock.engine.adapters import AdapterBook
 from penstock.engine.best_of import BestOfRanker
 from penstock.engine.choice import Choice
+from penstock.engine.expected_answers import ExpectedAnswers
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
@@ -129,6 +130,7 @@ class Engine:
         self.adapters = AdapterBook(0 if adapting is None else most_adapters)
         self._in_flight: deque[StepPlan] = deque()
         self._drafter = drafter
+        self._expected = ExpectedAnswers()
         self._stored = stored
         self._cache_events = cache_events
         self._text = text
@@ -205,6 +207,8 @@ class Engine:
         self.metrics.submitted(resolved.sequences)
         for sequence, choice in zip(resolved.sequences, choices, strict=True):
             self._owners[sequence.id] = (request, choice)
+        for sequence, tokens in zip(resolved.sequences, resolved.expected, strict=False):  # none, for most requests
+            self._expected.add(sequence.id, tokens)
 
     def abort(self, request_id: str) -> StepOutputs:
         """End a request now; unknown ids are no error. Its blocks are free before the next step."""
@@ -340,14 +344,23 @@ class Engine:
 
     def _plan_next(self) -> StepPlan:
         drafts: tuple[Draft, ...] = ()
-        if self._drafter is not None:
-            drafts = tuple([draft for one in self.scheduler.draftable() for draft in self._drafter.draft(one)])
+        if self._drafter is not None or self._expected:
+            drafts = tuple([draft for one in self.scheduler.draftable() for draft in self._draft(one)])
         if drafts:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)
         self._recorder.planned(plan)
         self.metrics.planned(plan)
         return plan
+
+    def _draft(self, sequence: Draftable) -> Guess:
+        return self._expected.draft(sequence) or (() if self._drafter is None else self._drafter.draft(sequence))
+
+    def _forget_drafts(self, seq_id: str) -> None:
+        """A sequence has ended."""
+        self._expected.forget(seq_id)
+        if self._drafter is not None:
+            self._drafter.forget(seq_id)
 
     def _look_up(self, stored: StoredBlocks) -> None:
         """Tell the scheduler which blocks are stored of the sequences that may be admitted next."""
@@ -443,8 +456,8 @@ class Engine:
         return kept
 
     def _translate(self, event: SeqEvent) -> StepOutputs:
-        if self._drafter is not None and isinstance(event, Finished):
-            self._drafter.forget(event.seq_id)
+        if isinstance(event, Finished):
+            self._forget_drafts(event.seq_id)
         owner = self._owners.get(event.seq_id)
         if owner is None:  # its choice ended earlier in this very step, by a stop string
             return []
@@ -548,6 +561,5 @@ class Engine:
     def _drop(self, seq_id: str) -> None:
         """End a sequence in the scheduler, which returns no event for an abort."""
         self.scheduler.abort(seq_id)
-        if self._drafter is not None:
-            self._drafter.forget(seq_id)
+        self._forget_drafts(seq_id)
         self._recorder.aborted(seq_id)

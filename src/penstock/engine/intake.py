@@ -56,6 +56,8 @@ class ResolvedRequest:
         answered: how many choices the caller gets; fewer than are generated with `best_of`.
         echo, max_seconds: as in `EngineRequest`.
         reader: parses answers into reasoning, text and calls; None if they are plain text.
+        expected: for each choice, the tokens that its answer will probably begin with, such as those that an engine
+            that was lost had generated; () if nothing is known. They are guessed first, and change no answer.
     """
 
     id: str
@@ -65,6 +67,7 @@ class ResolvedRequest:
     echo: bool = False
     reader: ReplyReader | None = None
     max_seconds: float = 0.0
+    expected: tuple[tuple[int, ...], ...] = ()
 
     @property
     def prompt(self) -> tuple[int, ...]:

@@ -186,6 +186,10 @@ class EngineLoop:
         """The adapters that requests may name now."""
         return self._engine.adapters.known
 
+    def waiting_seconds(self) -> tuple[float, float]:
+        """See `Admission.waiting_seconds`; for the engine's thread alone."""
+        return self._admission.waiting_seconds()
+
     def health(self) -> Health:
         """The state after the last step, or at the death of the thread."""
         return self._health

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.request import ChatPrompt, Prompt
-from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, ToolUse
+from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.text.call_entry import Judgement
 from penstock.text.call_format import CALL_FORMATS, GEMMA4, HARMONY, XML, CallFormat, find_call_format
 from penstock.text.call_parser import CallParser, CallPart
@@ -75,15 +75,22 @@ class ReplyFormat:
         """
         if prompt.tools and self.calls is None:
             raise InvalidParameter("tools", "tools: this server was started with --tool-call-parser none.")
-        splits = self.thinks and rules.reasoning is not ReasoningUse.INLINE
-        calls = self._call_format(rules) if prompt.tools else None
+        opened = self._splits(rules) and not self.channels and opens_reasoning(prompt, rendered, self.tags)
+        return self.reader_of(prompt.tools, rules, opened=opened)
+
+    def reader_of(self, tools: tuple[Tool, ...], rules: ReplyRules, *, opened: bool) -> ReplyReader | None:
+        """As `reader`, from what the reader of another process says of itself: its `tools`, `rules` and `opened`."""
+        splits = self._splits(rules)
+        calls = self._call_format(rules) if tools else None
         if calls is None and not splits:
             return None
-        schemas = ToolSchemas(prompt.tools if calls else ())
+        schemas = ToolSchemas(tools if calls else ())
         if self.channels:
             return ReplyReader(rules, calls, schemas, splits, opened=False, channels=calls in (None, HARMONY))
-        opened = splits and opens_reasoning(prompt, rendered, self.tags)
         return ReplyReader(rules, calls, schemas, splits, opened=opened, tags=self.tags)
+
+    def _splits(self, rules: ReplyRules) -> bool:
+        return self.thinks and rules.reasoning is not ReasoningUse.INLINE
 
     def _call_format(self, rules: ReplyRules) -> CallFormat | None:
         match rules.tool_use:
@@ -137,6 +144,11 @@ class ReplyReader:
     channels: bool = False
     tags: ThinkTags = THINK_TAGS
     spelled: frozenset[int] = field(default=frozenset())
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that answers may call."""
+        return self.schemas.tools
 
     @property
     def markers(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.contract.model import GgufVocabulary, TextFiles
 from penstock.contract.request import ChatPrompt, Message
-from penstock.contract.tools import ReplyRules
+from penstock.contract.tools import ReplyRules, Tool
 from penstock.rendering import shared_renderer
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.control_tokens import ControlTokens, RenderedChat
@@ -283,7 +283,13 @@ class TextModel:
         Raises:
             InvalidParameter: the tools cannot be offered or checked.
         """
-        reader = self.reply_format.reader(prompt, rules, rendered.text)
+        return self._spelling(self.reply_format.reader(prompt, rules, rendered.text))
+
+    def reply_reader_of(self, tools: tuple[Tool, ...], rules: ReplyRules, *, opened: bool) -> ReplyReader | None:
+        """As `reply_reader`; see `ReplyFormat.reader_of`."""
+        return self._spelling(self.reply_format.reader_of(tools, rules, opened=opened))
+
+    def _spelling(self, reader: ReplyReader | None) -> ReplyReader | None:
         return reader and reader.spelling(self.tokenizer.special_ids(reader.markers))
 
 

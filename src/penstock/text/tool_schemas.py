@@ -39,9 +39,10 @@ class ToolSchemas:
             too many subschemas or patterns; names `tools.<index>.function.parameters`.
     """
 
-    __slots__ = ("_schemas", "_strict")
+    __slots__ = ("_schemas", "_strict", "tools")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
         self._schemas: dict[str, tuple[Any, Any]] = {}
         self._strict = frozenset(tool.name for tool in tools if tool.strict)
         subschemas = patterns = 0

@@ -15,6 +15,7 @@ from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import RequestError
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, Usage
+from penstock.contract.places import START
 from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.anthropic.errors import anthropic_error
 from penstock.server.anthropic.messages_request import (
@@ -28,7 +29,6 @@ from penstock.server.anthropic.messages_request import (
 from penstock.server.delivery.call_arguments import arguments_object, spoken_and_called
 from penstock.server.delivery.deliveries import Delivery, WholeDelivery
 from penstock.server.delivery.named_events import NamedEventDelivery
-from penstock.server.delivery.places import START
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import error_response, json_response

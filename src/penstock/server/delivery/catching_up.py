@@ -7,8 +7,8 @@ the first part if it needs it for its state; the client gets the second.
 from __future__ import annotations
 
 from penstock.contract.events import ChoiceDelta
+from penstock.contract.places import START, Place, split
 from penstock.server.delivery.event_ids import HEADER
-from penstock.server.delivery.places import START, Place, split
 from penstock.server.http.failures import HttpRefusal
 
 __all__ = ["CatchUp", "StreamDiffers"]

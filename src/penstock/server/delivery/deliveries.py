@@ -16,11 +16,11 @@ from penstock.api_fields.prompt_logprobs import PromptLogprobs, add_prompt_logpr
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.api_fields.timings import timings_object
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
+from penstock.contract.places import MOST_TOKENS, in_parts
 from penstock.server.delivery.catching_up import CatchUp
 from penstock.server.delivery.event_ids import ChunkIds, ChunkPosition, Progress
 from penstock.server.delivery.output_stream import OutputStream, Transcript
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.places import MOST_TOKENS, in_parts
 from penstock.server.http.failures import json_response
 from penstock.server.http.response_writer import EVENT_HEADERS, TEXT_HEADERS, ResponseWriter
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta
-from penstock.server.delivery.places import START, Place
+from penstock.contract.places import START, Place
 
 __all__ = ["END", "HEADER", "USAGE", "ChunkIds", "ChunkPosition", "NamedPosition", "Progress", "id_line"]
 

@@ -15,12 +15,12 @@ from typing import Protocol
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
+from penstock.contract.places import MOST_TOKENS, Place, in_parts
 from penstock.server.delivery.catching_up import CatchUp
 from penstock.server.delivery.deliveries import ResponseFormatter
 from penstock.server.delivery.event_ids import END, NamedPosition, id_line
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
-from penstock.server.delivery.places import MOST_TOKENS, Place, in_parts
 from penstock.server.http.response_writer import EVENT_HEADERS, ResponseWriter
 
 __all__ = ["UNKNOWN", "EventFormatter", "NamedEventDelivery", "named_event"]

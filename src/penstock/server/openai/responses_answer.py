@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from penstock.api_fields.answers import logprob_objects
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece, Usage
+from penstock.contract.places import START
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.delivery.call_arguments import closed
-from penstock.server.delivery.places import START
 
 __all__ = ["ResponsesFormatter", "usage_of"]
 

@@ -1,0 +1,25 @@
+"""Several engines that serve one model, as one engine: a stream that loses its engine goes on at another.
+
+`FleetClient` is an `EngineClient` over `Replica` links, which it knows by what they can do. `wire` and `replica_engine`
+are the two ends of a link that carries bytes. Answers follow from their requests alone, so whoever continues a stream
+generates it again, quickly, and sends what is new (`Delivered`). Knows no HTTP and no Ray.
+"""
+
+from __future__ import annotations
+
+from penstock.fleet.client import FleetClient
+from penstock.fleet.delivered import AnswerDiffers, Delivered
+from penstock.fleet.replica import Ranking, Replica, ReplicaLost, Replicas, ReplicaState
+from penstock.fleet.replica_engine import ReplicaEngine
+
+__all__ = [
+    "AnswerDiffers",
+    "Delivered",
+    "FleetClient",
+    "Ranking",
+    "Replica",
+    "ReplicaEngine",
+    "ReplicaLost",
+    "ReplicaState",
+    "Replicas",
+]

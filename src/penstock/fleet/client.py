@@ -1,0 +1,368 @@
+"""Several replicas behind the `EngineClient` port: requests are resolved here and computed there.
+
+Resolving fixes all that an answer depends on (token ids, seed, sampling), so the replica that computes it can change
+at any moment. When a link is lost, the request goes to another replica, with the tokens that its reader has; what
+comes of them again is passed over (`Delivered`). A request that was refused for want of room is offered to the other
+replicas first. Decides nothing about which replica is best: that is the `Ranking`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+from penstock.contract.adapter import AdapterFacts
+from penstock.contract.errors import EngineFault, Overloaded, PenstockError, RequestError, RequestPoisoned, Unavailable
+from penstock.contract.events import Output, RequestFailed, RequestFinished
+from penstock.contract.measurements import UNTIMED, Measurements, Timings
+from penstock.contract.ports import Clock, Health, Tokenized
+from penstock.contract.request import EngineRequest, Prompt, SequenceRequest
+from penstock.engine import Intake, IntakeThreads, OutputQueue, ResolvedRequest, WaitingRoom
+from penstock.fleet.delivered import AnswerDiffers, Delivered
+from penstock.fleet.replica import Ranking, Replica, ReplicaLost, Replicas
+from penstock.fleet.totals import FleetTotals
+
+__all__ = ["FleetClient"]
+
+log = logging.getLogger(__name__)
+
+MOST_LOSSES = 5
+"""How many replicas in a row a request may lose without a word more of its answer; then it is the request."""
+
+NEW_PATIENCE_SECONDS = 30.0
+"""How long a request that has not begun waits for a replica: clients try again by themselves."""
+
+BEGUN_PATIENCE_SECONDS = 300.0
+"""How long one that has begun does: longer than a replica takes to load."""
+
+LOOK_SECONDS = 0.05
+"""How often somebody who waits for a replica looks."""
+
+AGAIN_SECONDS = 0.5
+"""How soon a request that has begun asks a replica again that had no room for it, or whose link was lost."""
+
+_ONE_ENGINE = "is for one engine; a fleet has several"
+
+
+class _Stream:
+    """A request on its way: what its reader has, and who was tried. Owned by its task.
+
+    Attributes:
+        aborted: whether it is to end.
+        keys: of the full blocks of its prompt.
+        replica: who computes it now.
+        refusals: who had no room for it, by name.
+        lost: the names of those that were lost while it was there, since the last progress.
+        again: when whom may be asked again who refused it or was lost.
+        trouble: since when there was no replica for it; None while there is one.
+    """
+
+    def __init__(self, resolved: ResolvedRequest, keys: tuple[bytes, ...], queue: OutputQueue, arrived: float) -> None:
+        self.resolved = resolved
+        self.keys = keys
+        self.queue = queue
+        self.arrived = arrived
+        self.delivered = Delivered(len(resolved.sequences))
+        self.aborted = False
+        self.replica: Replica | None = None
+        self.refusals: dict[str, Overloaded] = {}
+        self.lost: set[str] = set()
+        self.again: dict[str, float] = {}
+        self.trouble: float | None = None
+
+    def request(self) -> ResolvedRequest:
+        """What the next replica is asked for."""
+        if self.resolved.answered < len(self.resolved.sequences):  # of `best_of` nothing is delivered until the end
+            return self.resolved
+        return replace(self.resolved, expected=self.delivered.tokens)
+
+    def pass_on(self, outputs: list[Output], now: float) -> None:
+        """Give the reader what is new of `outputs`."""
+        new = self.delivered.take(outputs)
+        if not new:
+            return
+        self.lost.clear()
+        self.trouble = None
+        if isinstance(new[-1], RequestFinished | RequestFailed):
+            new[-1] = replace(new[-1], timings=_seen_from_here(new[-1].timings, self.arrived, now))
+        self.queue.put(new)
+
+    def end(self) -> None:
+        """End it as aborted."""
+        self.queue.put(self.delivered.aborted(self.resolved.prompt_tokens))
+
+    def fail(self, error: PenstockError) -> None:
+        """End it with an error: raised if the reader has nothing yet, else the last output."""
+        if not self.delivered.began:
+            self.queue.fail(error)
+            return
+        poisoned = isinstance(error, RequestPoisoned)
+        usage = self.delivered.usage(self.resolved.prompt_tokens)
+        self.queue.put([RequestFailed(str(error), usage, poisoned=poisoned)])
+
+
+class FleetClient:
+    """See `EngineClient`. Confined to one event loop, but for what answers without waiting.
+
+    Args:
+        intake: resolves requests.
+        replicas: those that there are.
+        router: ranks them.
+        keys: gives the keys of the full blocks of a sequence's prompt, as engines compute them.
+        clock: of this process.
+        like: the measurements of any engine like these, for their shape.
+        room: bounds what waits for readers; None for no bound.
+        adapters: those that every replica has loaded.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        replicas: Replicas,
+        router: Ranking,
+        keys: Callable[[SequenceRequest], tuple[bytes, ...]],
+        clock: Clock,
+        like: Measurements,
+        room: WaitingRoom | None = None,
+        adapters: Mapping[str, AdapterFacts] | None = None,
+    ) -> None:
+        self._intake = IntakeThreads(intake)
+        self._replicas = replicas
+        self._router = router
+        self._keys = keys
+        self._clock = clock
+        self._room = room
+        self._adapters = dict(adapters or {})
+        self._totals = FleetTotals(replicas, like)
+        self._live: dict[str, _Stream] = {}
+        self._reported: dict[str, object] = {}  # the state that the router knows, by replica
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
+        """See `EngineClient.generate`."""
+        arrived = self._clock.now()
+        resolved = await self._intake.resolve(request)
+        queue = OutputQueue(self._room, lambda: self._stop(task))
+        stream = _Stream(resolved, self._keys(resolved.sequences[0]), queue, arrived)
+        stream.aborted = self._intake.take_abort(request.id)
+        self._live[request.id] = stream
+        task = asyncio.create_task(self._carry(stream))
+        try:
+            while not queue.drained:
+                for output in await queue.take():
+                    yield output
+        finally:
+            queue.leave()
+            self._stop(task)
+            if self._live.get(request.id) is stream:
+                del self._live[request.id]
+
+    async def abort(self, request_id: str) -> None:
+        """See `EngineClient.abort`."""
+        if self._intake.note_abort(request_id):
+            return
+        stream = self._live.get(request_id)
+        if stream is not None:
+            stream.aborted = True
+            if stream.replica is not None:
+                await stream.replica.abort(request_id)
+
+    def check_queue(self, tenant: str) -> None:  # noqa: ARG002 - replicas know how much of a queue is whose
+        """See `EngineClient.check_queue`: full is the queue of a fleet when the queue of every replica is."""
+        waits = [0 if state is None else state.retry_after for state in self._totals.states().values()]
+        if waits and all(waits):
+            raise Overloaded("The queues of all replicas are full.", retry_after=min(waits))
+
+    def health(self) -> Health:
+        """See `EngineClient.health`: all replicas as one engine. Without any it is alive, and has no slots."""
+        return self._totals.health()
+
+    def measurements(self) -> Measurements:
+        """See `EngineClient.measurements`: of all replicas, those that are gone included."""
+        return self._totals.measurements()
+
+    async def heartbeat(self) -> None:
+        """See `EngineClient.heartbeat`: returns when one replica has answered, and waits until there is one."""
+        while True:
+            beats = [asyncio.create_task(each.heartbeat()) for each in self._replicas.present().values()]
+            try:
+                for beat in asyncio.as_completed(beats):
+                    try:
+                        await beat
+                    except ReplicaLost:
+                        continue
+                    return
+            finally:
+                for each in beats:
+                    each.cancel()
+                await asyncio.gather(*beats, return_exceptions=True)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `EngineClient.reset_prefix_cache`: of all replicas; one that is lost meanwhile has none any more."""
+        resets = [each.reset_prefix_cache() for each in self._replicas.present().values()]
+        for result in await asyncio.gather(*resets, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, ReplicaLost):
+                raise result
+
+    def adapters(self) -> Mapping[str, AdapterFacts]:
+        """See `EngineClient.adapters`."""
+        return self._adapters
+
+    async def load_adapter(self, name: str, path: str) -> AdapterFacts:  # noqa: ARG002 - as in `EngineClient`
+        """Refuse to: a replica that starts later would lack it."""
+        message = "A fleet has the adapters that it was started with (--lora); start it again with others."
+        raise RequestError(message, code="adapters_off")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse to; see `load_adapter`."""
+        await self.load_adapter(name, "")
+
+    async def start_profile(self) -> None:
+        """Refuse to; see `EngineClient.start_profile`."""
+        raise RequestError(f"A profile {_ONE_ENGINE}.", code="profiling_off")
+
+    async def stop_profile(self) -> tuple[str, ...]:
+        """Refuse to; see `EngineClient.stop_profile`."""
+        raise RequestError(f"A profile {_ONE_ENGINE}.", code="profiling_off")
+
+    async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
+        """See `EngineClient.tokenize`."""
+        return await self._intake.tokenize(prompt, tenant)
+
+    async def detokenize(self, token_ids: tuple[int, ...]) -> str:
+        """See `EngineClient.detokenize`."""
+        return await self._intake.detokenize(token_ids)
+
+    def close(self) -> None:
+        """Take no more requests."""
+        self._intake.close()
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        """Cancel a task; it ends its request at the replica before it is done."""
+        if not task.done():
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            task.cancel()
+
+    async def _carry(self, stream: _Stream) -> None:
+        """Get the answer to its reader, from whichever replicas it takes."""
+        try:
+            while not stream.delivered.ended:
+                await self._advance(stream)
+        except PenstockError as error:
+            stream.fail(error)
+        except AnswerDiffers:
+            log.error("request %s: a replica does not answer as the one before it did", stream.resolved.id)
+            stream.fail(EngineFault("Another replica answers this request differently; it cannot be continued."))
+        except Exception:
+            log.exception("request %s failed in the fleet's client", stream.resolved.id)
+            stream.fail(EngineFault("An internal error ended this request."))
+
+    async def _advance(self, stream: _Stream) -> None:
+        """Let one replica answer, as far as it comes."""
+        name = await self._choose(stream)
+        if not name:
+            stream.end()
+            return
+        try:
+            await self._serve(stream, name)
+        except Overloaded as full:
+            stream.refusals[name] = full
+            stream.again[name] = self._clock.now() + AGAIN_SECONDS
+        except ReplicaLost as lost:
+            log.warning("request %s lost replica %s: %s", stream.resolved.id, name, lost)
+            stream.lost.add(name)
+            stream.again[name] = self._clock.now() + AGAIN_SECONDS
+            if name not in self._replicas.present():
+                self._router.lost(name)
+            if len(stream.lost) > MOST_LOSSES:
+                message = f"Computing this request has ended {len(stream.lost)} replicas in a row."
+                raise RequestPoisoned(message) from lost
+        finally:
+            stream.replica = None
+
+    async def _serve(self, stream: _Stream, name: str) -> None:
+        """Pass on what a replica answers, until the end of the answer.
+
+        Raises:
+            ReplicaLost: there is more to come.
+            PenstockError: the replica refuses the request.
+        """
+        replica, tokens = self._replicas.present().get(name), stream.resolved.prompt_tokens
+        if replica is None:
+            raise ReplicaLost("it has left")
+        stream.replica = replica
+        stream.delivered.begin_again()
+        self._router.sent(name, stream.keys, tokens, self._clock.now())
+        try:
+            async with aclosing(replica.generate(stream.request())) as batches:
+                async for outputs in batches:
+                    stream.pass_on(outputs, self._clock.now())
+                    if stream.delivered.ended:
+                        return
+        finally:
+            self._router.ended(name, tokens, self._clock.now())
+        raise ReplicaLost("its answer had no end")
+
+    async def _choose(self, stream: _Stream) -> str:
+        """The replica that is asked next; "" if the request is to end. Waits until there is one, within limits.
+
+        Raises:
+            Overloaded: no replica has room for a request that has not begun.
+            Unavailable: there was none for too long.
+        """
+        patience = BEGUN_PATIENCE_SECONDS if stream.delivered.began else NEW_PATIENCE_SECONDS
+        while not stream.aborted:
+            now = self._clock.now()
+            may_be_asked = self._may_be_asked(stream, now)
+            if may_be_asked:
+                self._tell_router()
+                return self._router.rank(stream.keys, stream.resolved.prompt_tokens, now, may_be_asked)[0]
+            if stream.refusals and not stream.delivered.began:
+                raise min(stream.refusals.values(), key=lambda full: full.retry_after)
+            stream.trouble = now if stream.trouble is None else stream.trouble
+            if now - stream.trouble > patience:
+                raise Unavailable("No replica answers; try again.", retry_after=5)
+            await asyncio.sleep(LOOK_SECONDS)
+        return ""
+
+    def _may_be_asked(self, stream: _Stream, now: float) -> list[str]:
+        """Who was not asked yet; if nobody, who may be asked again. One that has begun waits for full queues."""
+        present = self._replicas.present()
+        new = [name for name in present if name not in stream.again]
+        if new or (stream.refusals and not stream.delivered.began):
+            return new
+        return [name for name in present if stream.again[name] <= now]
+
+    def _tell_router(self) -> None:
+        """Tell the router who is there, and what they have said since the last time."""
+        states = self._totals.states()
+        self._router.set_replicas(tuple(states))
+        now = self._clock.now()
+        for name, state in states.items():
+            if state is not None and self._reported.get(name) is not state:
+                self._router.report(name, state.load, now)
+        self._reported = dict(states)
+
+
+def _seen_from_here(timings: Timings, arrived: float, now: float) -> Timings:
+    """A replica's instants on this process's clock: its end is now, and the request came when it came here."""
+    if timings == UNTIMED:
+        return timings
+    shift = now - timings.ended
+
+    def here(instant: float) -> float:
+        return max(arrived, instant + shift)
+
+    return replace(
+        timings,
+        arrived=arrived,
+        admitted=here(timings.admitted),
+        first_token=here(timings.first_token),
+        last_token=here(timings.last_token),
+        ended=now,
+    )

@@ -1,0 +1,120 @@
+"""A replica as its client sees it, and what the client needs to choose one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.contract.events import Output
+from penstock.contract.measurements import Measurements
+from penstock.contract.ports import Health
+from penstock.engine import ResolvedRequest
+from penstock.routing import ReplicaLoad
+
+__all__ = ["Ranking", "Replica", "ReplicaLost", "ReplicaState", "Replicas"]
+
+
+class ReplicaLost(Exception):
+    """The replica is gone, or nobody can tell what became of it. What it was doing can be done elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """What a replica last said of itself.
+
+    Attributes:
+        backlog_seconds: until it has read all prompts that it has accepted.
+        waiting_seconds: until it would begin a short request that came now; at least the former.
+        retry_after: seconds after which to try again if its queue has no room; 0 while it has.
+    """
+
+    health: Health
+    measurements: Measurements
+    backlog_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    retry_after: int = 0
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """The part that routers want."""
+        health = self.health
+        return ReplicaLoad(
+            backlog_seconds=self.backlog_seconds,
+            running=health.running,
+            waiting=health.waiting,
+            slots=health.slots,
+            free_blocks=health.free_blocks,
+            total_blocks=health.total_blocks,
+        )
+
+
+class Replica(Protocol):
+    """The link to one replica. Confined to the client's event loop, but for `state`."""
+
+    def generate(self, request: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
+        """Submit on the first iteration, and stream what comes. Closing early aborts the request there.
+
+        Raises:
+            ReplicaLost: before or between outputs; nobody knows how far it came.
+            PenstockError: before the first output, when the replica refuses it.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """As `EngineClient.abort`. A replica that is lost has nothing to end."""
+        ...
+
+    async def heartbeat(self) -> None:
+        """As `EngineClient.heartbeat`.
+
+        Raises:
+            ReplicaLost: it does not answer, or its engine is dead.
+        """
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """As `EngineClient.reset_prefix_cache`. Raises ReplicaLost."""
+        ...
+
+    def state(self) -> ReplicaState | None:
+        """What it last said of itself; None if it has not yet. A new object if it said something new. Any thread."""
+        ...
+
+
+class Replicas(Protocol):
+    """The replicas that take requests now."""
+
+    def present(self) -> Mapping[str, Replica]:
+        """Name -> link. One that comes back after it was lost has another name. Any thread."""
+        ...
+
+
+class Ranking(Protocol):
+    """Says which replica a prompt is best sent to: `penstock.routing.Router`. Never waits, never raises."""
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        """These exist now."""
+        ...
+
+    def report(self, name: str, load: ReplicaLoad, now: float) -> None:
+        """`name` said this of itself at `now`, in seconds."""
+        ...
+
+    def rank(
+        self, keys: Sequence[bytes], tokens: int, now: float, among: Sequence[str] | None = None
+    ) -> tuple[str, ...]:
+        """The names `among` which to choose, the best first, for a prompt of `tokens` whose full blocks have `keys`."""
+        ...
+
+    def sent(self, name: str, keys: Sequence[bytes], tokens: int, now: float) -> None:
+        """A prompt was sent to `name`."""
+        ...
+
+    def ended(self, name: str, tokens: int, now: float) -> None:
+        """A request that was sent to `name` is over, in whatever way."""
+        ...
+
+    def lost(self, name: str) -> None:
+        """`name` is gone, with all that it held."""
+        ...

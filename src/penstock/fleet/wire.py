@@ -1,0 +1,238 @@
+"""What passes between a fleet's client and a replica: plain values as MessagePack. No message can inject code.
+
+A request goes as it was resolved, with all that answers depend on: whoever gets it computes the same answer. What its
+reader of tool calls was made of goes along, since the reader itself holds compiled schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.contract.errors import (
+    EngineFault,
+    InvalidParameter,
+    NeverFits,
+    Overloaded,
+    PenstockError,
+    PromptTooLong,
+    ReaderTooSlow,
+    RefusalCause,
+    RequestError,
+    RequestPoisoned,
+    Unavailable,
+    UnknownModel,
+)
+from penstock.contract.events import (
+    ChoiceDelta,
+    ChoiceFinished,
+    Embedding,
+    Output,
+    PromptTokens,
+    RequestFailed,
+    RequestFinished,
+)
+from penstock.contract.request import SequenceRequest
+from penstock.contract.tools import ReplyRules, Tool
+from penstock.engine import ResolvedRequest
+from penstock.fleet.replica import ReplicaLost, ReplicaState
+from penstock.text import TextModel
+
+__all__ = ["read_outputs", "read_request", "read_state", "write_error", "write_outputs", "write_request", "write_state"]
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """What a `ReplyReader` is made of."""
+
+    tools: tuple[Tool, ...]
+    rules: ReplyRules
+    opened: bool
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """A `ResolvedRequest`; the prompt, which all its sequences share, is written once."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sequences: tuple[SequenceRequest, ...]
+    prompt_text: str
+    answered: int
+    echo: bool
+    reply: _Reply | None
+    max_seconds: float
+    expected: tuple[tuple[int, ...], ...]
+
+
+class _Prompt(msgspec.Struct, frozen=True, tag="p"):
+    it: PromptTokens
+
+
+class _Vector(msgspec.Struct, frozen=True, tag="v"):
+    it: Embedding
+
+
+class _Delta(msgspec.Struct, frozen=True, tag="d"):
+    it: ChoiceDelta
+
+
+class _Ended(msgspec.Struct, frozen=True, tag="e"):
+    it: ChoiceFinished
+
+
+class _Finished(msgspec.Struct, frozen=True, tag="f"):
+    it: RequestFinished
+
+
+class _Failed(msgspec.Struct, frozen=True, tag="x"):
+    it: RequestFailed
+
+
+class _Refused(msgspec.Struct, frozen=True, tag="r"):
+    """An error in place of outputs; see `_ERRORS`."""
+
+    kind: str
+    message: str
+    param: str = ""
+    code: str = ""
+    retry_after: int = 1
+    cause: str = ""
+
+
+class _Lost(msgspec.Struct, frozen=True, tag="l"):
+    """The engine behind the replica is dead."""
+
+    reason: str
+
+
+_KINDS: dict[type, Any] = {
+    PromptTokens: _Prompt,
+    Embedding: _Vector,
+    ChoiceDelta: _Delta,
+    ChoiceFinished: _Ended,
+    RequestFinished: _Finished,
+    RequestFailed: _Failed,
+}
+_ERRORS: dict[str, type[PenstockError]] = {
+    each.__name__: each
+    for each in (
+        *(RequestError, InvalidParameter, PromptTooLong, NeverFits, UnknownModel, ReaderTooSlow),
+        *(Overloaded, Unavailable, EngineFault, RequestPoisoned),
+    )
+}
+
+_Message = list[_Prompt | _Vector | _Delta | _Ended | _Finished | _Failed | _Refused | _Lost]
+
+_encode = msgspec.msgpack.Encoder().encode
+_request = msgspec.msgpack.Decoder(_Request)
+_message = msgspec.msgpack.Decoder(_Message)
+_state = msgspec.msgpack.Decoder(ReplicaState)
+
+
+def write_request(resolved: ResolvedRequest) -> bytes:
+    """The message that asks for a request's answer."""
+    reader = resolved.reader
+    message = _Request(
+        id=resolved.id,
+        prompt=resolved.prompt,
+        sequences=tuple(replace(each, prompt=()) for each in resolved.sequences),
+        prompt_text=resolved.prompt_text,
+        answered=resolved.answered,
+        echo=resolved.echo,
+        reply=None if reader is None else _Reply(reader.tools, reader.rules, reader.opened),
+        max_seconds=resolved.max_seconds,
+        expected=resolved.expected,
+    )
+    return _encode(message)
+
+
+def read_request(message: bytes, text: TextModel, now: float) -> ResolvedRequest:
+    """The request in a message.
+
+    Args:
+        message: from `write_request`.
+        text: the model's, which parses the answer.
+        now: when it arrives, on the clock of the engine that answers it.
+
+    Raises:
+        msgspec.MsgspecError: it is not such a message.
+    """
+    found = _request.decode(message)
+    reply = found.reply
+    return ResolvedRequest(
+        id=found.id,
+        sequences=tuple(replace(each, prompt=found.prompt, arrival=now) for each in found.sequences),
+        prompt_text=found.prompt_text,
+        answered=found.answered,
+        echo=found.echo,
+        reader=None if reply is None else text.reply_reader_of(reply.tools, reply.rules, opened=reply.opened),
+        max_seconds=found.max_seconds,
+        expected=found.expected,
+    )
+
+
+def write_outputs(outputs: Sequence[Output]) -> bytes:
+    """A message with some outputs of one request."""
+    return _encode([_KINDS[type(output)](output) for output in outputs])
+
+
+def write_error(error: PenstockError | ReplicaLost) -> bytes:
+    """The last message of a stream that has no end of its own: the request was refused, or the engine is dead."""
+    if isinstance(error, ReplicaLost):
+        return _encode([_Lost(str(error))])
+    kind = next((each.__name__ for each in type(error).__mro__ if each.__name__ in _ERRORS), EngineFault.__name__)
+    if isinstance(error, RequestError):
+        return _encode([_Refused(kind, error.message, error.param, error.code)])
+    if isinstance(error, Overloaded):
+        cause = error.cause or RefusalCause.OTHER
+        refused = _Refused(kind, error.message, retry_after=error.retry_after, cause=cause.value)
+        return _encode([refused])
+    return _encode([_Refused(kind, str(error))])
+
+
+def read_outputs(message: bytes) -> list[Output]:
+    """The outputs in a message.
+
+    Raises:
+        PenstockError: it holds an error in their place.
+        ReplicaLost: it says that the engine is dead, or nobody can read it.
+    """
+    try:
+        found = _message.decode(message)
+    except msgspec.MsgspecError as error:
+        raise ReplicaLost(f"it sent what is no message: {error}") from error
+    outputs: list[Output] = []
+    for each in found:
+        if isinstance(each, _Lost):
+            raise ReplicaLost(each.reason)
+        if isinstance(each, _Refused):
+            raise _error(each)
+        outputs.append(each.it)
+    return outputs
+
+
+def write_state(state: ReplicaState) -> bytes:
+    """The message in which a replica says how it is."""
+    return _encode(state)
+
+
+def read_state(message: bytes) -> ReplicaState:
+    """The state in a message. Raises msgspec.MsgspecError."""
+    return _state.decode(message)
+
+
+def _error(refused: _Refused) -> PenstockError:
+    """The error that was sent. Some classes make their own messages: they are given the attributes instead."""
+    kind = _ERRORS.get(refused.kind, EngineFault)
+    error = kind.__new__(kind, refused.message)
+    if isinstance(error, RequestError):
+        error.message, error.param, error.code = refused.message, refused.param, refused.code
+    if isinstance(error, Overloaded):
+        error.message, error.retry_after, error.cause = (
+            refused.message,
+            refused.retry_after,
+            RefusalCause(refused.cause),
+        )
+    return error
