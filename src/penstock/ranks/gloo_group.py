@@ -58,8 +58,14 @@ class GlooGroup:
     def gather(self, part: Tensor) -> Tensor:
         """See `RankGroup.gather`."""
         gathered = torch.empty((self.size, *part.shape), dtype=part.dtype)
-        try:
-            dist.all_gather(list(gathered.unbind()), part)
+        gathered[self.rank] = part
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:  # each with each, which takes less time than gloo's own gather
+            works = [dist.irecv(gathered[rank], rank) for rank in others]
+            works += [dist.isend(part, rank) for rank in others]
+            for work in works:
+                if work is not None:
+                    work.wait()
         except RuntimeError as error:
             raise EngineFault(f"rank {self.rank} waited in vain for the others: {error}") from error
         return gathered
