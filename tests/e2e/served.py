@@ -19,6 +19,8 @@ import httpx
 
 START_LIMIT = 300.0  # seconds; far more than it takes, since tests run on busy machines
 PATIENCE = 60.0  # seconds
+FLEET = os.environ.get("PENSTOCK_TEST_FLEET", "")
+"""How many replicas servers of tests have, on Ray; "" for one engine without it. `make test-ray` says 2."""
 ALONE = "--no-standby"
 """A server of a test does without a zygote where nobody kills its runner: it is the same but for one process."""
 
@@ -63,7 +65,8 @@ class Served:
 
     def plans(self) -> list[dict[str, Any]]:
         """Every plan recorded so far."""
-        lines = self.trace.read_text(encoding="utf-8").splitlines()
+        traces = [self.trace] if self.trace.exists() else sorted(self.trace.parent.glob(self.trace.name + ".*"))
+        lines = [line for trace in traces for line in trace.read_text(encoding="utf-8").splitlines()]
         records = [json.loads(line) for line in lines if line.endswith("}")]
         return [record["plan"] for record in records if "plan" in record]
 
@@ -71,9 +74,15 @@ class Served:
 @contextmanager
 def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Served]:
     arguments = (*arguments, *(() if standby else (ALONE,)))
+    command = ("serve",)
+    if FLEET:
+        command = ("fleet", "--replicas", FLEET)
+        if "--profile-dir" in arguments:
+            at = arguments.index("--profile-dir")
+            arguments = (*arguments[:at], *arguments[at + 2 :])
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--record", str(trace), *arguments],
+        [sys.executable, "-m", "penstock", *command, "--port", "0", "--record", str(trace), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
