@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class Served:
     trace: Path
     process: subprocess.Popen[str]
     seconds_to_listen: float
+    _plans: list[dict[str, Any]] = field(default_factory=list)
+    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
@@ -64,11 +66,15 @@ class Served:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def plans(self) -> list[dict[str, Any]]:
-        """Every plan recorded so far."""
+        """Every plan recorded so far; those of a fleet's replicas in the order in which they were asked for here."""
         traces = [self.trace] if self.trace.exists() else sorted(self.trace.parent.glob(self.trace.name + ".*"))
-        lines = [line for trace in traces for line in trace.read_text(encoding="utf-8").splitlines()]
-        records = [json.loads(line) for line in lines if line.endswith("}")]
-        return [record["plan"] for record in records if "plan" in record]
+        for trace in traces:
+            lines = trace.read_text(encoding="utf-8").splitlines()
+            records = [json.loads(line) for line in lines if line.endswith("}")]
+            plans = [record["plan"] for record in records if "plan" in record]
+            self._plans.extend(plans[self._read.get(trace, 0) :])
+            self._read[trace] = len(plans)
+        return list(self._plans)
 
 
 @contextmanager
