@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ APPLICATION = "penstock"
 
 _OF_ONE_ENGINE = ("kv_events", "kv_events_replay", "lora_dir")
 """Options of addresses that two engines cannot share, and of what is loaded into one while it runs."""
+
+_NO_RAY = "Ray is not installed, which fleets need: pip install 'penstock[ray]'"
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -82,10 +85,9 @@ def serve_fleet(
             raise ConfigError(name, "is for one engine; a fleet has several")
     if server_options.profile_dir:
         raise ConfigError("profile_dir", "is for one engine; a fleet has several")
-    try:
-        from penstock.fleet.ray_replicas import RayReplicas
-    except ModuleNotFoundError as error:  # pragma: no cover - it imports no Ray
-        raise SetupError(str(error)) from error
+    if find_spec("ray") is None:
+        raise SetupError(_NO_RAY)
+    from penstock.fleet.ray_replicas import RayReplicas
     from penstock.server import create_app
 
     process = ServerProcess(server_options, announce)
@@ -146,18 +148,16 @@ def _cluster(fleet: FleetConfig, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, this process is part of a Ray cluster: of one that runs, or of its own.
 
     Raises:
-        SetupError: Ray is not installed, or there is no such cluster.
+        ConfigError: there is no such cluster.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     _use_token(create=not fleet.address)
     if not fleet.address or fleet.address.startswith(_LOOPBACK):
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what keeps Ray on 127.0.0.1, on Linux too
-    try:
-        import ray
-        from ray import serve
-        from ray.serve.config import ProxyLocation
-    except ModuleNotFoundError as error:
-        raise SetupError(f"{error.name} is not installed, which fleets need: pip install 'penstock[ray]'") from error
+    import ray
+    from ray import serve
+    from ray.serve.config import ProxyLocation
+
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "WARNING"}
     with ExitStack() as stack:
         try:
