@@ -62,7 +62,12 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
         yield Fleet(url, ray, process)
     finally:
         process.send_signal(signal.SIGTERM)
-        code = process.wait(timeout=PATIENCE)
+        try:
+            code = process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # it says where every thread is, on its output
+            print(process.communicate()[0])
+            raise
         assert process.stdout is not None
         process.stdout.close()
     assert code == 0

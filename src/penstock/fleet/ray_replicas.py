@@ -65,7 +65,8 @@ class RayReplica:
                 yield read_outputs(message)
         finally:
             if not ended:
-                messages.cancel()
+                # In a thread: it waits for Ray's router, and for the actor that it may not find any more.
+                asyncio.get_running_loop().run_in_executor(None, messages.cancel)
 
     async def abort(self, request_id: str) -> None:
         """See `Replica.abort`."""
