@@ -52,6 +52,11 @@ test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each 
 	@$(BIN)/python tests/clients/environments.py build/clients
 	@PENSTOCK_CLIENTS=build/clients OPEN_WEBUI=$(OPEN_WEBUI) $(BIN)/python -m pytest -n 0 -rs tests/clients $(ARGS)
 
+test-ray: $(VENV)/.installed-ray ## Run the conformance suite against two replicas on Ray, and lose, replace and count replicas (ARGS="-m ray" for 50 kills)
+	@$(BIN)/penstock pull $(MODEL)
+	@PENSTOCK_TEST_FLEET=2 $(BIN)/python -m pytest -n 0 tests/conformance -m "not deep" $(ARGS)
+	@PENSTOCK_RAY_TESTS=required $(BIN)/python -m pytest -n 0 tests/fleet $(or $(ARGS),-m "ray and not deep")
+
 docs-images: $(VENV)/.installed-page-test ## Take the pictures of docs/page.md again
 	@PENSTOCK_PAGE_TESTS=required PENSTOCK_PICTURES=docs/images PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/server/test_page_pictures.py
 
@@ -117,6 +122,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(VENV)/.installed-page-test: $(VENV)/.installed-test
 	@echo "== Installing what the tests of the page need (the browser itself comes from your system)"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) page-test)
+	@touch $@
+
+$(VENV)/.installed-ray: $(VENV)/.installed-test
+	@echo "== Installing Ray for the tests of fleets"
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) ray)
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

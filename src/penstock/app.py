@@ -63,6 +63,7 @@ __all__ = [
     "assemble",
     "engine_config",
     "local_application",
+    "model_card",
     "profile_directory",
     "serve",
 ]
@@ -78,6 +79,8 @@ class Assembly:
 
     engine: Engine
     intake: Intake
+    model: ModelFacts
+    text: TextModel
     card: ModelCard
     config: EngineConfig
     report: tuple[str, ...]
@@ -194,7 +197,7 @@ def assemble(
         model = starting.found(say)
         text = open_model_text(config, model.text)
         computing = starting.ready(text, say)
-        card = _model_card(computing.facts, model, text)
+        card = model_card(computing.facts, model, text)
         for line in (*_text_lines(card, model, text), *computing.facts.memory.lines()):
             say(line)
         config = computing.facts.config
@@ -212,7 +215,7 @@ def assemble(
             kv_events.close()
         starting.close()
         raise
-    return Assembly(engine, intake, card, config, tuple(report), computing, drafter, kv_events)
+    return Assembly(engine, intake, model, text, card, config, tuple(report), computing, drafter, kv_events)
 
 
 def _kv_events(config: EngineConfig) -> KvEventPublisher | None:
@@ -271,7 +274,7 @@ def _text_lines(card: ModelCard, model: ModelFacts, text: TextModel) -> Iterator
         yield f"sampling         {values} {unless}"
 
 
-def _model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> ModelCard:
+def model_card(facts: RunnerFacts, model: ModelFacts, text: TextModel) -> ModelCard:
     """What callers may know about the model."""
     asked = facts.config.served_model_name
     names = tuple(dict.fromkeys(name for name in asked if name != ANY_NAME)) or (model.name,)

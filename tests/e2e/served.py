@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import httpx
 
 START_LIMIT = 300.0  # seconds; far more than it takes, since tests run on busy machines
 PATIENCE = 60.0  # seconds
+FLEET = os.environ.get("PENSTOCK_TEST_FLEET", "")
+"""How many replicas servers of tests have, on Ray; "" for one engine without it. `make test-ray` says 2."""
 ALONE = "--no-standby"
 """A server of a test does without a zygote where nobody kills its runner: it is the same but for one process."""
 
@@ -31,6 +33,8 @@ class Served:
     trace: Path
     process: subprocess.Popen[str]
     seconds_to_listen: float
+    _plans: list[dict[str, Any]] = field(default_factory=list)
+    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
@@ -62,18 +66,29 @@ class Served:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def plans(self) -> list[dict[str, Any]]:
-        """Every plan recorded so far."""
-        lines = self.trace.read_text(encoding="utf-8").splitlines()
-        records = [json.loads(line) for line in lines if line.endswith("}")]
-        return [record["plan"] for record in records if "plan" in record]
+        """Every plan recorded so far; those of a fleet's replicas in the order in which they were asked for here."""
+        traces = [self.trace] if self.trace.exists() else sorted(self.trace.parent.glob(self.trace.name + ".*"))
+        for trace in traces:
+            lines = trace.read_text(encoding="utf-8").splitlines()
+            records = [json.loads(line) for line in lines if line.endswith("}")]
+            plans = [record["plan"] for record in records if "plan" in record]
+            self._plans.extend(plans[self._read.get(trace, 0) :])
+            self._read[trace] = len(plans)
+        return list(self._plans)
 
 
 @contextmanager
 def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Served]:
     arguments = (*arguments, *(() if standby else (ALONE,)))
+    command = ("serve",)
+    if FLEET:
+        command = ("fleet", "--replicas", FLEET)
+        if "--profile-dir" in arguments:
+            at = arguments.index("--profile-dir")
+            arguments = (*arguments[:at], *arguments[at + 2 :])
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--record", str(trace), *arguments],
+        [sys.executable, "-m", "penstock", *command, "--port", "0", "--record", str(trace), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

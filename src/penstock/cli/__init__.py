@@ -19,6 +19,7 @@ __all__ = ["main", "run"]
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, compatible with OpenAI's API.",
+    "fleet": "Serve a model over HTTP from several engines, on Ray.",
     "chat": "Talk to a model in the terminal.",
     "generate": "Continue one prompt, or a JSONL file of prompts.",
     "run-batch": "Answer an OpenAI batch file, offline.",

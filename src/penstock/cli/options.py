@@ -19,6 +19,7 @@ from penstock.cli.sections import SectionedOption, model_argument
 from penstock.contract.adapter import adapter_option
 from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, HostingConfig, options_behind, read_bytes
 from penstock.contract.errors import ConfigError
+from penstock.contract.fleet_config import FleetConfig
 
 __all__ = [
     "ADAPTER_OPTIONS",
@@ -40,7 +41,7 @@ ADAPTER_OPTIONS = frozenset({"lora", "max_loras", "max_lora_rank"})
 ALIASES = {"tokenizer": ("--tokenizer-name",), "tensor_parallel": ("--tp", "--tensor-parallel-size")}
 """Alternative spellings of options: RoseInfer's, and vLLM's."""
 
-_SECTIONS = {EngineConfig: "Engine", HostingConfig: "Several models"}
+_SECTIONS = {EngineConfig: "Engine", HostingConfig: "Several models", FleetConfig: "Replicas"}
 
 METAVARS = {
     "models_file": "FILE",

@@ -1,0 +1,166 @@
+"""Replicas on Ray as a fleet's client sees them: links by name, and what each last said of itself.
+
+A thread asks every replica for its state, so that looking never waits. A call that fails, for whatever reason, is a
+lost link: what it was doing can be done elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.contract.events import Output
+from penstock.engine import ResolvedRequest
+from penstock.fleet import ray_names
+from penstock.fleet.description import Description
+from penstock.fleet.replica import ReplicaLost, ReplicaState
+from penstock.fleet.wire import read_outputs, read_state, write_request
+
+__all__ = ["RayReplica", "RayReplicas"]
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 0.25
+"""How often replicas are asked how they are."""
+CALL_SECONDS = 10.0
+"""How long a replica may take to say it: a step, which it waits for, takes less."""
+
+_description = msgspec.msgpack.Decoder(Description)
+
+
+class RayReplica:
+    """See `Replica`.
+
+    Args:
+        handle: of the Ray deployment.
+        name: of the replica.
+        description: what it said of its model.
+    """
+
+    def __init__(self, handle: Any, name: str, description: Description) -> None:
+        self._handle = handle
+        self._name = name
+        self._state: ReplicaState | None = None
+        self.description = description
+
+    async def generate(self, request: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
+        """See `Replica.generate`."""
+        messages = self._handle.options(stream=True).generate.remote(write_request(request), to=self._name)
+        ended = False
+        try:
+            while True:
+                try:
+                    message = await anext(messages, None)
+                except Exception as error:  # Ray has a class for each way to lose an actor, and more with each version
+                    ended = True
+                    raise ReplicaLost(f"{type(error).__name__}") from error
+                if message is None:
+                    ended = True
+                    return
+                yield read_outputs(message)
+        finally:
+            if not ended:
+                # In a thread: it waits for Ray's router, and for the actor that it may not find any more.
+                asyncio.get_running_loop().run_in_executor(None, messages.cancel)
+
+    async def abort(self, request_id: str) -> None:
+        """See `Replica.abort`."""
+        try:
+            await self._call("abort", request_id)
+        except ReplicaLost as lost:
+            log.info("request %s is not aborted at replica %s: %s", request_id, self._name, lost)
+
+    async def heartbeat(self) -> None:
+        """See `Replica.heartbeat`."""
+        await self._call("heartbeat")
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Replica.reset_prefix_cache`."""
+        await self._call("reset_prefix_cache")
+
+    def state(self) -> ReplicaState | None:
+        """See `Replica.state`."""
+        return self._state
+
+    async def ask(self) -> None:
+        """Have it say how it is. Raises ReplicaLost."""
+        self._state = read_state(await self._call("state"))
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await _call(self._handle, method, *arguments, to=self._name)
+
+
+class RayReplicas:
+    """See `Replicas`. Use it in a `with` block: its thread runs inside.
+
+    Args:
+        handle: of the Ray deployment.
+        answers: replicas are left out whose answers depend on something else; None until the first is chosen.
+    """
+
+    def __init__(self, handle: Any, answers: bytes | None = None) -> None:
+        self._handle = handle
+        self.answers = answers
+        self._links: dict[str, RayReplica] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="penstock-fleet", daemon=True)
+
+    def __enter__(self) -> RayReplicas:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(2 * CALL_SECONDS)
+
+    def present(self) -> Mapping[str, RayReplica]:
+        """See `Replicas.present`."""
+        links, answers = self._links, self.answers
+        return {
+            name: links[name]
+            for name in sorted(ray_names.in_service)
+            if name in links and answers in (None, links[name].description.answers)
+        }
+
+    async def _watch(self) -> None:
+        """Ask everybody again and again; one that takes long holds up nobody else."""
+        while not self._stopped.is_set():
+            names = set(ray_names.in_service)
+            self._links = {name: link for name, link in self._links.items() if name in names}
+            self._asking = {name: task for name, task in self._asking.items() if not task.done()}
+            for name in names or {""}:  # the first call, to whomever, makes Ray tell who is in service
+                if name not in self._asking:
+                    self._asking[name] = asyncio.create_task(self._ask(name))
+            await asyncio.sleep(ASK_SECONDS)
+        for task in self._asking.values():
+            task.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
+
+    async def _ask(self, name: str) -> None:
+        try:
+            if name not in self._links:
+                description = _description.decode(await _call(self._handle, "describe", to=name))
+                if not name:
+                    return
+                link = RayReplica(self._handle, name, description)
+                await link.ask()
+                self._links = {**self._links, name: link}
+            else:
+                await self._links[name].ask()
+        except (ReplicaLost, msgspec.MsgspecError) as error:
+            log.info("replica %s does not say how it is: %s", name or "(any)", error)
+
+
+async def _call(handle: Any, method: str, *arguments: Any, to: str) -> Any:
+    """The result of a call to one replica. Raises ReplicaLost."""
+    response = getattr(handle, method).remote(*arguments, to=to)
+    try:
+        return await asyncio.wait_for(response, CALL_SECONDS)
+    except Exception as error:  # as in `RayReplica.generate`
+        raise ReplicaLost(f"{method}: {type(error).__name__}") from error

@@ -1,0 +1,89 @@
+"""How many replicas a fleet wants, and what its options may say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import fleet_server
+from penstock.cli.fleet import command
+from penstock.contract.config import EngineConfig, ServerConfig
+from penstock.contract.errors import ConfigError, SetupError
+from penstock.contract.fleet_config import FleetConfig
+from penstock.fleet.ray_scaling import WaitingPolicy, replicas_wanted
+
+
+@pytest.mark.parametrize(
+    ("waits", "busy", "wanted"),
+    [
+        ([0.0], [0.2], 1),
+        ([4.9], [3.0], 1),
+        ([5.1], [3.0], 2),
+        ([60.0], [9.0], 2),  # twice as many at most
+        ([60.0, 0.0], [9.0, 0.1], 2),  # a new request waits nowhere but at the first
+        ([0.0, 0.0], [0.3, 0.3], 1),
+        ([0.0, 0.0], [0.5, 0.3], 2),  # one alone would be nearly full
+        ([0.0, 0.1], [0.1, 0.1], 2),
+        ([], [], 1),
+    ],
+)
+def test_replicas_follow_the_wait_of_a_new_request(waits, busy, wanted):
+    assert replicas_wanted(waits, busy, 5.0) == wanted
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e3)), min_size=1, max_size=50), st.floats(0, 100))
+def test_a_step_is_never_larger_than_twice_or_one_fewer(said, most_wait):
+    waits, busy = zip(*said, strict=True)
+    wanted = replicas_wanted(waits, busy, most_wait)
+    assert max(1, len(said) - 1) <= wanted <= max(2, 2 * len(said))
+
+
+def test_the_policy_waits_until_every_replica_has_spoken():
+    policy = WaitingPolicy(most_wait=5.0)
+    said = {"waiting_seconds": {"a": 9.0}, "busy": {"a": 2.0}}
+    context = SimpleNamespace(aggregated_metrics=said, current_num_replicas=2, target_num_replicas=2)
+    assert policy(context) == (2, {})
+    context.current_num_replicas = 1
+    assert policy(context) == (2, {})
+    context.aggregated_metrics = None
+    assert policy(context) == (2, {})
+
+
+@pytest.mark.parametrize("replicas", ["0", "a", "3-2", "0-2", "-1", "1-", "2-99999"])
+def test_a_number_of_replicas_that_is_none_is_refused(replicas):
+    with pytest.raises(ConfigError, match="replicas"):
+        FleetConfig(replicas=replicas)
+
+
+def test_bounds_and_other_numbers():
+    assert FleetConfig(replicas="3").bounds == (3, 3)
+    assert FleetConfig(replicas="1-4").bounds == (1, 4)
+    for wrong in ({"scale_up_wait": -1.0}, {"replica_gpus": float("nan")}, {"replica_drain": -1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            FleetConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("engine", "server"),
+    [({"kv_events": "tcp://127.0.0.1:5557"}, {}), ({"lora_dir": "/tmp"}, {}), ({}, {"profile_dir": "/tmp"})],
+)
+def test_what_is_for_one_engine_is_refused(engine, server, tmp_path):
+    with pytest.raises(ConfigError, match=next(iter({**engine, **server}))):
+        fleet_server.serve_fleet(EngineConfig(**engine), ServerConfig(**server), FleetConfig(), tmp_path, print)
+
+
+def test_without_ray_the_command_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(fleet_server, "find_spec", lambda name: None)
+    with pytest.raises(SetupError, match=r"pip install 'penstock\[ray\]'"):
+        fleet_server.serve_fleet(EngineConfig(), ServerConfig(), FleetConfig(), tmp_path, print)
+
+
+def test_the_command_knows_its_options():
+    shown = CliRunner().invoke(command, ["--help"])
+    assert shown.exit_code == 0
+    for option in ("--replicas", "--address", "--scale-up-wait", "--replica-drain", "--max-num-seqs", "--port"):
+        assert option in shown.output
