@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients docs-images check format bench reliability cross docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray docs-images check format bench reliability cross dist docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -82,6 +82,9 @@ reliability: $(VENV)/.installed-test ## Try what docs/reliability.md promises, a
 cross: build/cross/.installed ## Compile the kernels for Linux and macOS, Arm and x86-64, with clang (a compiler is fetched, 400 MB unpacked)
 	@build/cross/venv/bin/python native/cross.py build/cross
 
+dist: build/cross/.installed-dist ## Build the release, sdist and wheels for Linux and macOS, into dist/, install it and verify it (PYTHONS="/path/to/python3.12 ...", SERVE_ON="3.11")
+	@PYTHONPATH=native:release build/cross/venv/bin/python release/make.py --pythons "$(PYTHONS)" --serve-on "$(or $(SERVE_ON),all)" $(ARGS)
+
 docs: $(VENV)/.installed-docs ## Build the documentation site into build/site; a warning is an error
 	@$(BIN)/python docs/check.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -143,4 +146,9 @@ build/cross/.installed: Makefile
 	@echo "== Installing a compiler for other systems into build/cross"
 	@$(PYTHON) -m venv build/cross/venv
 	@build/cross/venv/bin/python -m pip --disable-pip-version-check install cmake==4.4.4 nanobind==3.1.0 ninja==1.13.2 ziglang==0.17.1
+	@touch $@
+
+build/cross/.installed-dist: build/cross/.installed
+	@echo "== Installing what makes a release, and checks it, into build/cross"
+	@build/cross/venv/bin/python -m pip --disable-pip-version-check install abi3audit==0.0.26 auditwheel==6.8.2 build==1.6.1 check-wheel-contents==0.6.3 scikit-build-core==1.1.2 twine==7.0.0
 	@touch $@

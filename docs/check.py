@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^(?P<ticks>```+).*?^(?P=ticks)$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-PATH_SPAN = re.compile(r"`((?:src|docs|tests|bench|examples|native|reliability)/[\w./-]*)`")
+PATH_SPAN = re.compile(r"`((?:src|docs|tests|bench|examples|native|release|reliability)/[\w./-]*)`")
 MAKE_SPAN = re.compile(r"`make ([a-z-]+)[ `]")
 NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.md)$", re.MULTILINE)
 

@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "x86_features.h"
+
 namespace penstock {
 namespace {
 
@@ -13,30 +15,16 @@ struct Candidate {
     bool (*runs_here)();
 };
 
-// Best first. The compiler's own CPUID reading also asks whether the system saves the wide registers.
+// Best first.
 const Candidate candidates[] = {
 #if defined(PENSTOCK_HAVE_AVX512_BF16)
-    {&avx512_bf16_kernels,
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-                __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-     }},
+    {&avx512_bf16_kernels, [] { return x86_features().avx512_bf16; }},
 #endif
 #if defined(PENSTOCK_HAVE_AVX512)
-    {&avx512_kernels,
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-     }},
+    {&avx512_kernels, [] { return x86_features().avx512; }},
 #endif
 #if defined(PENSTOCK_HAVE_AVX2)
-    {&avx2_kernels,
-     [] {
-         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-     }},
+    {&avx2_kernels, [] { return x86_features().avx2; }},
 #endif
     {&portable_kernels, [] { return true; }},
 };

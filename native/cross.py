@@ -2,7 +2,7 @@
 
 By the same CMakeLists.txt, with clang as the package `ziglang` brings it: one compiler with the headers and libraries
 of every system. Shows that another compiler and other processors take the source, and which instruction sets come of
-it. Nothing is run, and nothing is to be used: what zig links for x86-64 cannot ask the processor, and takes `portable`.
+it. Nothing is run. `make dist` builds the wheels of a release by the same compiler and options (release/wheels.py).
 """
 
 from __future__ import annotations
@@ -13,14 +13,28 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["ISAS", "TARGETS", "Target", "cmake_options", "describe", "zig_cache"]
+
+
+class Target(NamedTuple):
+    """A system and a processor to build for."""
+
+    system: str  # CMake's name of it
+    processor: str  # CMake's name of it
+    oldest: str  # version of the oldest system to run on, as zig takes it after the target's name: glibc, or macOS
+    place: int  # where a module (ELF, Mach-O) says for which processor it is,
+    machine: bytes  # and how
+
 
 TARGETS = {
-    "x86_64-linux-gnu": ("Linux", "x86_64", 18, b"\x3e\0"),
-    "aarch64-linux-gnu": ("Linux", "aarch64", 18, b"\xb7\0"),
-    "x86_64-macos": ("Darwin", "x86_64", 4, b"\x07\0\0\x01"),
-    "aarch64-macos": ("Darwin", "arm64", 4, b"\x0c\0\0\x01"),
+    "x86_64-linux-gnu": Target("Linux", "x86_64", "2.28", 18, b"\x3e\0"),
+    "aarch64-linux-gnu": Target("Linux", "aarch64", "2.28", 18, b"\xb7\0"),
+    "x86_64-macos": Target("Darwin", "x86_64", "14.0", 4, b"\x07\0\0\x01"),
+    "aarch64-macos": Target("Darwin", "arm64", "14.0", 4, b"\x0c\0\0\x01"),
 }
-"""CMake's names of system and processor; where a module (ELF, Mach-O) says for which processor it is, and how."""
+"""By zig's names. The oldest systems are torch's: its wheels ask for glibc 2.28 and macOS 14 too."""
 
 ISAS = ("avx512_bf16", "avx512", "avx2", "portable")
 
@@ -38,22 +52,34 @@ exec "{python}" -m ziglang "$@"
 """
 
 
-def build(target: str, folder: Path) -> bytes:
-    """The module for a target, built in `folder`; where it cannot be built, this program ends with what was said."""
+def cmake_options(target: str, folder: Path, include: Path) -> dict[str, str]:
+    """What CMake is told to build for `target`. Writes the compiler, a script, into `folder`.
+
+    Args:
+        target: one of `TARGETS`.
+        folder: where the script may lie.
+        include: the headers of a Python, for whose version the module will be.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     zig = folder / "zig"
-    zig.write_text(ZIG.format(python=sys.executable))
+    zig.write_text(ZIG.format(python=sys.executable), encoding="utf-8")
     zig.chmod(0o755)
-    options = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_SYSTEM_NAME": TARGETS[target][0],
-        "CMAKE_SYSTEM_PROCESSOR": TARGETS[target][1],
-        "CMAKE_MAKE_PROGRAM": Path(sysconfig.get_path("scripts")) / "ninja",
-        "CMAKE_CXX_COMPILER": f"{zig};c++;-target;{target}",
+    return {
+        "CMAKE_SYSTEM_NAME": TARGETS[target].system,
+        "CMAKE_SYSTEM_PROCESSOR": TARGETS[target].processor,
+        "CMAKE_CXX_COMPILER": f"{zig};c++;-target;{target}.{TARGETS[target].oldest}",
         "CMAKE_CXX_ARCHIVE_CREATE": f"{zig} ar qc <TARGET> <OBJECTS>",
         "CMAKE_CXX_ARCHIVE_FINISH": "",
+        "Python_INCLUDE_DIR": str(include),
+    }
+
+
+def build(target: str, folder: Path) -> bytes:
+    """The module for a target, built in `folder`; where it cannot be built, this program ends with what was said."""
+    options = cmake_options(target, folder, Path(sysconfig.get_path("include"))) | {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": str(Path(sysconfig.get_path("scripts")) / "ninja"),
         "Python_EXECUTABLE": sys.executable,
-        "Python_INCLUDE_DIR": sysconfig.get_path("include"),
         "SKBUILD_SOABI": target,
     }
     settings = [f"-D{name}={value}" for name, value in options.items()]
@@ -62,10 +88,16 @@ def build(target: str, folder: Path) -> bytes:
     return next(folder.glob("_native*.so")).read_bytes()
 
 
+def zig_cache() -> dict[str, str]:
+    """Variables that keep what zig compiles beside the environment that it is installed in."""
+    folder = str(Path(sys.prefix).parent / "cache")
+    return {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+
+
 def run(arguments: list[str]) -> None:
     """CMake, quiet while it succeeds."""
     command = [sys.executable, "-m", "cmake", *arguments]
-    environment = {"ZIG_GLOBAL_CACHE_DIR": str(Path(sys.prefix).parent / "cache")} | os.environ
+    environment = zig_cache() | os.environ
     done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603 (our own words)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
@@ -73,7 +105,7 @@ def run(arguments: list[str]) -> None:
 
 def describe(target: str, module: bytes) -> str:
     """One line about a module; where it is not what its target should have, this program ends with it."""
-    _, processor, place, machine = TARGETS[target]
+    processor, place, machine = TARGETS[target].processor, TARGETS[target].place, TARGETS[target].machine
     isas = [isa for isa in ISAS if re.search(rb"(?<![a-z0-9_])" + isa.encode() + rb"\0", module)]
     line = f"{target:18} {len(module) / 1e6:.1f} MB, kernels: {', '.join(isas)}"
     if not module.startswith(machine, place) or isas != list(ISAS if processor == "x86_64" else ISAS[-1:]):

@@ -1,0 +1,159 @@
+"""Installs a wheel where there is no compiler, and shows that it works: in a clean environment, or in another system.
+
+    python release/try_install.py WHEEL --python python3.12              an environment outside the checkout
+    python release/try_install.py WHEEL --root FOLDER                    a system that debootstrap made, by root
+    python release/try_install.py WHEEL --root FOLDER --container        there as in a container: read-only, no rights
+
+What is tried is in installed.py: kernels, a server, `penstock verify`. A root of another processor is entered through
+qemu-user, where the kernel knows it (binfmt_misc). Mounts end with the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Trial", "try_in_environment", "try_in_root"]
+
+CHECK = Path(__file__).with_name("installed.py")
+USER = 10001
+"""The number of the user without rights, as in the Dockerfile."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is installed, and what is shown of it."""
+
+    wheel: Path
+    model: str = ""  # a path, "default", or "" to let the kernels compute and nothing else; then no torch is installed
+    requirements: tuple[str, ...] = ()  # beside the wheel: torch==2.13.0
+    find_links: str = ""  # a folder of wheels for pip, beside its index
+    requests: int = 20
+
+    def pip(self, python: str, wheel: str, links: str) -> list[str]:
+        """The command that installs it; only wheels are taken, so that nothing could be compiled."""
+        command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:"]
+        if links:
+            command += ["--find-links", links]
+        return [*command, wheel, *self.requirements, *([] if self.model else ["--no-deps"])]
+
+    def check(self, python: str, script: str, model: str) -> list[str]:
+        """The command that tries it."""
+        return [python, script, *([model] if model else []), "--requests", str(self.requests)]
+
+
+def try_in_environment(trial: Trial, python: str) -> bool:
+    """Whether the wheel works in a new environment of a Python of this machine, with no compiler on the path."""
+    with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
+        venv = Path(temporary) / "venv"
+        if _fails([python, "-m", "venv", str(venv)]):
+            return False
+        own = str(venv / "bin" / "python")
+        script = shutil.copy(CHECK, temporary)
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        variables |= {"PATH": str(venv / "bin"), "CC": "false", "CXX": "false"}
+        commands = [trial.pip(own, str(trial.wheel.resolve()), trial.find_links), trial.check(own, script, trial.model)]
+        return not any(_fails(command, cwd=temporary, env=variables) for command in commands)
+
+
+def try_in_root(trial: Trial, root: Path, python: str = "python3", *, container: bool = False) -> bool:
+    """Whether the wheel works in a system that lies in `root`, installed there into /opt/penstock.
+
+    Args:
+        trial: what is shown.
+        root: a folder made by debootstrap, of a Debian with Python's venv. Only root may enter it.
+        python: the command there.
+        container: after the installation the root is read-only but for /models and /tmp, and the user has no rights.
+    """
+    inside = root / "srv" / "penstock"
+    shutil.rmtree(inside, ignore_errors=True)
+    shutil.rmtree(root / "opt" / "penstock", ignore_errors=True)
+    inside.mkdir(parents=True)
+    inside.chmod(0o755)
+    shutil.copy(CHECK, inside)
+    shutil.copy(trial.wheel, inside)
+    _lend_network(root)
+    links = ""
+    if trial.find_links:
+        links = "/srv/penstock/links"
+        shutil.copytree(trial.find_links, root / links[1:])
+    model = trial.model
+    if model not in ("", "default"):
+        model = f"/srv/penstock/{Path(model).name}"
+        copy = shutil.copytree if Path(trial.model).is_dir() else shutil.copyfile
+        copy(trial.model, root / model[1:])
+    own = "/opt/penstock/bin/python"
+    commands = [
+        [python, "-m", "venv", "/opt/penstock"],
+        trial.pip(own, f"/srv/penstock/{trial.wheel.name}", links),
+    ]
+    for command in commands:
+        if _fails(_entered(root, command)):
+            return False
+    return not _fails(_entered(root, trial.check(own, f"/srv/penstock/{CHECK.name}", model), container=container))
+
+
+def _lend_network(root: Path) -> None:
+    """Names, certificates and pip's settings of this machine, so that pip reaches its index from inside too."""
+    for name in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"):
+        if Path(name).is_file():
+            (root / name[1:]).unlink(missing_ok=True)
+            shutil.copyfile(name, root / name[1:])
+
+
+def _entered(root: Path, command: Sequence[str], *, container: bool = False) -> list[str]:
+    """The command line that runs a command inside `root`, with mounts of its own."""
+    steps = ["mount -t proc proc /proc", "mount -t tmpfs tmpfs /dev/shm"]
+    start = "exec env -i PATH=/usr/bin:/bin LANG=C.UTF-8 "
+    if container:
+        steps += [
+            f"install -d -o {USER} /models",
+            "mount --bind / / && mount -o remount,ro,bind /",
+            f"mount -t tmpfs -o uid={USER} tmpfs /models && mount -t tmpfs -o mode=1777 tmpfs /tmp",
+        ]
+        start += "HOME=/tmp PENSTOCK_CACHE=/models "
+        start += f"setpriv --reuid {USER} --regid {USER} --clear-groups --bounding-set=-all --no-new-privs "
+    else:
+        start += "HOME=/root "
+    script = " && ".join([*steps, start + shlex.join(command)])
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--root={root}", "/bin/sh", "-c", script]
+
+
+def _fails(command: list[str], **settings: object) -> bool:
+    """Run a command, whose output is the reader's; say it where it fails."""
+    code = subprocess.run(command, **settings).returncode  # type: ignore[call-overload]
+    if code:
+        print(f"   exit code {code}: {shlex.join(command)}", flush=True)
+    return bool(code)
+
+
+def main() -> None:
+    """Try one wheel in one place."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--python", default="python3")
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--container", action="store_true")
+    parser.add_argument("--model", default="default", help='a path, "default", or "" to try the kernels alone')
+    parser.add_argument("--require", action="append", default=[], metavar="REQUIREMENT", help="such as torch==2.13.0")
+    parser.add_argument("--find-links", default="", help="a folder of wheels for pip, beside its index")
+    parser.add_argument("--requests", type=int, default=20)
+    given = parser.parse_args()
+    trial = Trial(given.wheel, given.model, tuple(given.require), given.find_links, given.requests)
+    if given.root is None:
+        works = try_in_environment(trial, given.python)
+    else:
+        works = try_in_root(trial, given.root, given.python, container=given.container)
+    sys.exit(0 if works else 1)
+
+
+if __name__ == "__main__":
+    main()

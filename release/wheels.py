@@ -1,0 +1,212 @@
+"""Builds what a release consists of: the source archive, and from it wheels that need no compiler.
+
+One wheel for each system holds the kernels of every instruction set; which of them serve is decided where it runs. For
+Python 3.11 a wheel of its own, from 3.12 on one for all, by the stable ABI, which nanobind can use from there on. The
+compiler is the one of `make cross`, with its options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import cross
+
+__all__ = ["ABIS", "PLATFORMS", "Abi", "Interpreter", "build_sdist", "build_wheel", "find_interpreters", "tag"]
+
+PLATFORMS = {
+    "manylinux_2_28_x86_64": "x86_64-linux-gnu",
+    "manylinux_2_28_aarch64": "aarch64-linux-gnu",
+    "macosx_14_0_arm64": "aarch64-macos",
+}
+"""Platform tags of the wheels, and `make cross`'s names of what they are built for. None for musl, nor for macOS
+on x86-64: torch has no wheels there."""
+
+BUILD_REQUIREMENTS = ("nanobind==3.1.0", "scikit-build-core==1.1.2")
+
+_ASK = """
+import json, platform, sys, sysconfig
+print(json.dumps({
+    "version": list(sys.version_info[:2]),
+    "plain": platform.python_implementation() == "CPython" and not sysconfig.get_config_var("Py_GIL_DISABLED"),
+    "include": sysconfig.get_path("include"),
+    "pyconfig": sysconfig.get_config_h_filename(),
+}))
+"""
+
+
+class ReleaseError(Exception):
+    """Why there is no release, in words for whoever makes it."""
+
+
+@dataclass(frozen=True)
+class Abi:
+    """What a wheel asks of the Python that installs it."""
+
+    python: str  # the tag of its version: cp312
+    abi: str  # cp311: that version alone; abi3: it and every later one
+
+    def builds_with(self, version: tuple[int, int]) -> bool:
+        """Whether headers of this Python can be built against."""
+        own = (int(self.python[2]), int(self.python[3:]))
+        return version >= own if self.abi == "abi3" else version == own
+
+
+ABIS = (Abi("cp311", "cp311"), Abi("cp312", "abi3"))
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython on this machine, with its headers."""
+
+    command: str
+    version: tuple[int, int]
+    include: Path
+    pyconfig: Path
+
+
+def tag(abi: Abi, platform: str) -> str:
+    """The tag of a wheel: cp312-abi3-manylinux_2_28_x86_64."""
+    return f"{abi.python}-{abi.abi}-{platform}"
+
+
+def find_interpreters(commands: list[str]) -> dict[Abi, Interpreter]:
+    """For each ABI the first of `commands` that can build for it.
+
+    Raises:
+        ReleaseError: there is none, or its headers are missing.
+    """
+    there = [found for command in commands if (found := ask_interpreter(command))]
+    chosen = {abi: next((each for each in there if abi.builds_with(each.version)), None) for abi in ABIS}
+    missing = [abi for abi, interpreter in chosen.items() if interpreter is None]
+    if missing:
+        wanted = " and ".join(f"a CPython {_needs(abi)}" for abi in missing)
+        names = ", ".join(f"{abi.python}-{abi.abi}" for abi in missing)
+        raise ReleaseError(
+            f"{wanted} with its headers is needed, for the wheels {names}. "
+            f'Tried: {", ".join(commands)}. Name them: make dist PYTHONS="/path/to/python3.11 /path/to/python3.12"'
+        )
+    return {abi: interpreter for abi, interpreter in chosen.items() if interpreter is not None}
+
+
+def _needs(abi: Abi) -> str:
+    version = f"{abi.python[2]}.{abi.python[3:]}"
+    return f"{version} or newer" if abi.abi == "abi3" else version
+
+
+def ask_interpreter(command: str) -> Interpreter | None:
+    """What a Python says of itself; None where it does not run, is no plain CPython or lacks headers."""
+    program = shutil.which(command)
+    if program is None:
+        return None
+    done = subprocess.run([program, "-c", _ASK], capture_output=True, text=True)
+    if done.returncode:  # pyenv has commands for versions that are not chosen
+        return None
+    said = json.loads(done.stdout)
+    include = Path(said["include"])
+    if not said["plain"] or not (include / "Python.h").is_file():
+        return None
+    return Interpreter(program, tuple(said["version"]), include, Path(said["pyconfig"]))
+
+
+def build_sdist(root: Path, folder: Path, output: Path) -> tuple[Path, Path]:
+    """The source archive of a checkout, and where it was unpacked: what wheels are built from.
+
+    Raises:
+        ReleaseError: it could not be built.
+    """
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(output), str(root)]
+    _run(command, folder / "sdist.log", {})
+    archive = max(output.glob("penstock-*.tar.gz"), key=lambda path: path.stat().st_mtime)
+    unpacked = folder / "source"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    return archive, source
+
+
+def build_wheel(source: Path, abi: Abi, interpreter: Interpreter, platform: str, folder: Path, output: Path) -> Path:
+    """The wheel of an unpacked source archive for one ABI and platform.
+
+    Raises:
+        ReleaseError: it could not be built; the message ends with what the compiler said.
+    """
+    name = tag(abi, platform)
+    work = folder / name
+    python = _environment(interpreter, folder)
+    target = PLATFORMS[platform]
+    options = cross.cmake_options(target, work, _headers(interpreter, folder))
+    options["SKBUILD_SOABI"] = "abi3" if abi.abi == "abi3" else _soabi(abi, target)
+    settings = {f"cmake.define.{key}": value for key, value in options.items()}
+    settings |= {"wheel.tags": name, "build-dir": str(work / "cmake")}
+    if abi.abi == "abi3":
+        settings["wheel.py-api"] = abi.python
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
+    command += ["--no-build-isolation", "--wheel-dir", str(output), str(source)]
+    for key, value in settings.items():
+        command += ["--config-settings", f"{key}={value}"]
+    log = folder / f"{name}.log"
+    shutil.rmtree(work / "cmake", ignore_errors=True)
+    _run(command, log, cross.zig_cache())
+    # Without a working compiler the package builds all the same, and leaves its kernels out: not here.
+    if "Built WITHOUT the compiled kernels" in log.read_text(encoding="utf-8", errors="replace"):
+        raise ReleaseError(f"the kernels of {name} did not compile; {_end_of(log)}")
+    return next(output.glob(f"penstock-*-{name}.whl"))
+
+
+def _soabi(abi: Abi, target: str) -> str:
+    system = cross.TARGETS[target]
+    return f"cpython-{abi.python[2:]}-" + ("darwin" if system.system == "Darwin" else target)
+
+
+def _environment(interpreter: Interpreter, folder: Path) -> Path:
+    """A Python of that version with what builds wheels; cmake, ninja and the compiler are those of `make cross`."""
+    venv = folder / "python{}.{}".format(*interpreter.version)
+    python = venv / "bin" / "python"
+    stamp = venv / ".installed"
+    if not stamp.exists():
+        shutil.rmtree(venv, ignore_errors=True)
+        log = folder / f"{venv.name}.log"
+        _run([interpreter.command, "-m", "venv", str(venv)], log, {})
+        _run([str(python), "-m", "pip", "--disable-pip-version-check", "install", *BUILD_REQUIREMENTS], log, {})
+        stamp.touch()
+    return python
+
+
+def _headers(interpreter: Interpreter, folder: Path) -> Path:
+    """A Python's headers, usable for every 64-bit processor: Debian's pyconfig.h includes another for each of them."""
+    headers = folder / "include{}.{}".format(*interpreter.version)
+    if not headers.exists():
+        shutil.copytree(interpreter.include, headers)
+        (headers / "pyconfig.h").unlink()
+        shutil.copyfile(interpreter.pyconfig, headers / "pyconfig.h")
+    return headers
+
+
+def _run(command: list[str], log: Path, variables: dict[str, str]) -> None:
+    """Run a command with its output in a file.
+
+    Raises:
+        ReleaseError: it failed; the message ends with the end of the output.
+    """
+    scripts = sysconfig.get_path("scripts")
+    environment = os.environ | variables | {"PATH": f"{scripts}:{os.environ['PATH']}"}
+    with log.open("w", encoding="utf-8") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    if done.returncode:
+        raise ReleaseError(f"{' '.join(command[:4])} ... failed; {_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    worst = [line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE)][:10]
+    return f"{log} ends with:\n" + "\n".join([*worst, "...", *lines[-15:]])
