@@ -22,13 +22,13 @@ def replicas(count: int) -> list[Replica]:
 def test_beginnings_are_found_to_within_a_sixteenth(seed: int):
     rng = random.Random(seed)
     fleet = replicas(6)
-    holders = Holders(10**6, 16)
+    holders = Holders(16)
     sent: list[tuple[Replica, list[bytes]]] = []
     for _ in range(20):
         beginning = rng.choice(sent)[1] if sent and rng.random() < 0.7 else []
         keys = beginning[: rng.randint(0, len(beginning))] + [rng.randbytes(8) for _ in range(rng.randint(0, 200))]
         truth = {each: max((common(keys, known) for who, known in sent if who is each), default=0) for each in fleet}
-        found = holders.lengths(keys, len(fleet))
+        found = holders.lengths(keys, len(fleet), random.Random(0))
         assert list(found.values()) == sorted(found.values(), reverse=True)
         for each, length in truth.items():
             assert length * 15 / 16 <= holders.held(each, keys) <= length
@@ -44,33 +44,34 @@ def common(one: list[bytes], other: list[bytes]) -> int:
 
 
 def test_a_prompt_of_a_million_tokens_takes_few_looks():
-    holders = Holders(10**6, 4)
+    holders = Holders(4)
     keys = [number.to_bytes(4) for number in range(65_536)]
     [one] = replicas(1)
     holders.add(one, keys)
     assert len(holders) < 250
-    assert holders.lengths(keys, 1) == {one: 65_536}
+    assert holders.lengths(keys, 1, random.Random(0)) == {one: 65_536}
 
 
 def test_what_was_not_used_for_longest_is_forgotten_and_the_end_before_the_beginning():
-    holders = Holders(30, 4)
+    holders = Holders(4)
     [one] = replicas(1)
     first, second = [b"a%d" % each for each in range(20)], [b"b%d" % each for each in range(20)]
     holders.add(one, first)
     holders.add(one, second)
+    holders.keep(30)
     assert len(holders) == 30
     assert holders.held(one, second) == 20
     assert holders.held(one, first) == 10
 
 
 def test_the_newest_holders_of_a_key_are_kept():
-    holders = Holders(30, 3)
+    holders = Holders(3)
     fleet = replicas(5)
     for each in fleet:
         holders.add(each, [b"key"])
-    assert set(holders.lengths([b"key"], 9)) == set(fleet[2:])
+    assert set(holders.lengths([b"key"], 9, random.Random(0))) == set(fleet[2:])
     fleet[4].alive = False
-    assert set(holders.lengths([b"key"], 9)) == set(fleet[2:4])
+    assert set(holders.lengths([b"key"], 9, random.Random(0))) == set(fleet[2:4])
 
 
 def test_each_replica_has_about_its_share_of_the_ring():

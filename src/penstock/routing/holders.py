@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
+from random import Random
 
 from penstock.routing.load import Replica
 
@@ -31,25 +32,29 @@ class Holders:
     """Key of the last block of a beginning -> the replicas that were sent it. Owned by its `Router`.
 
     Args:
-        most_keys: so many are kept; those not used for longest are forgotten.
         most_holders: so many replicas are kept a key; the newest push out the oldest.
     """
 
-    __slots__ = ("_by_key", "_most_holders", "_most_keys")
+    __slots__ = ("_by_key", "_most_holders")
 
-    def __init__(self, most_keys: int, most_holders: int) -> None:
-        self._most_keys = most_keys
+    def __init__(self, most_holders: int) -> None:
         self._most_holders = most_holders
         self._by_key: OrderedDict[bytes, tuple[Replica, ...]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def lengths(self, keys: Sequence[bytes], enough: int) -> dict[Replica, int]:
-        """Replicas that hold a beginning of `keys` -> how many of its blocks; the longest first, about `enough`."""
+    def lengths(self, keys: Sequence[bytes], enough: int, draw: Random) -> dict[Replica, int]:
+        """Replicas that hold a beginning of `keys` -> how many of its blocks; the longest first, about `enough`.
+
+        Of more that hold the same, some are drawn.
+        """
         found: dict[Replica, int] = {}
         for length in reversed(_LENGTHS[: bisect_right(_LENGTHS, len(keys))]):
-            for replica in self._by_key.get(keys[length - 1], ()):
+            holders: Sequence[Replica] = self._by_key.get(keys[length - 1], ())
+            if len(holders) > enough:
+                holders = draw.sample(holders, enough)
+            for replica in holders:
                 if replica.alive and replica not in found:
                     found[replica] = length
             if len(found) >= enough:
@@ -72,5 +77,8 @@ class Holders:
             if replica not in known:
                 by_key[key] = (replica, *(each for each in known[: self._most_holders - 1] if each.alive))
             by_key.move_to_end(key)
-        while len(by_key) > self._most_keys:
-            by_key.popitem(last=False)
+
+    def keep(self, most: int) -> None:
+        """Forget all but the `most` keys that were used last."""
+        while len(self._by_key) > most:
+            self._by_key.popitem(last=False)

@@ -14,7 +14,7 @@ __all__ = ["Replica", "ReplicaLoad", "finite", "within"]
 _HOUR = 3600.0
 _MANY = 10**9
 _DEFAULT_SLOTS = 16
-_BESIDE = 0.02
+_BESIDE = 0.2
 """Part of a stay that a newcomer loses to a full house of sequences that decode beside it."""
 _ON_THE_WAY = 0.1
 """Seconds before a report in which what was sent may not be in it yet."""
@@ -59,6 +59,8 @@ class Replica:
         at_once: how many it has, running or waiting.
         sent: how many of this router's requests it has.
         score: for sorting: about when it could begin a request.
+        rate: prompt tokens that it reads in a second.
+        total_blocks: all its KV blocks; 0 if unknown.
     """
 
     __slots__ = (
@@ -67,7 +69,6 @@ class Replica:
         "_recent",
         "_running",
         "_slots",
-        "_total_blocks",
         "alive",
         "at_once",
         "name",
@@ -76,6 +77,7 @@ class Replica:
         "reported",
         "score",
         "sent",
+        "total_blocks",
     )
 
     def __init__(self, name: str, rate: float) -> None:
@@ -90,7 +92,7 @@ class Replica:
         self._slots = _DEFAULT_SLOTS
         self._running = 0
         self._free_blocks = float(_MANY)
-        self._total_blocks = 0
+        self.total_blocks = 0
         self._blocks_per_running = 0.0
         self._recent: list[tuple[float, float, float]] = []  # when, seconds to read, blocks: may not be reported yet
 
@@ -104,9 +106,9 @@ class Replica:
         self._slots = int(within(load.slots, 0, _MANY)) or _DEFAULT_SLOTS
         self._running = int(within(load.running, 0, _MANY))
         self.at_once = max(self._running + int(within(load.waiting, 0, _MANY)), self.sent)
-        self._total_blocks = int(within(load.total_blocks, 0, _MANY))
-        free = within(load.free_blocks, 0, self._total_blocks) if self._total_blocks else float(_MANY)
-        self._blocks_per_running = (self._total_blocks - free) / self._running if self._running else 0.0
+        self.total_blocks = int(within(load.total_blocks, 0, _MANY))
+        free = within(load.free_blocks, 0, self.total_blocks) if self.total_blocks else float(_MANY)
+        self._blocks_per_running = (self.total_blocks - free) / self._running if self._running else 0.0
         self._free_blocks = free - sum(each[2] for each in self._recent)
         self.rescore(now, stay)
 

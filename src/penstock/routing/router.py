@@ -24,14 +24,19 @@ from penstock.routing.stay import Stay
 __all__ = ["Router"]
 
 _SCORE, _NAME = attrgetter("score"), attrgetter("name")
-_MOST_HOLDERS = 16
+_MOST_HOLDERS = 128
 """Replicas that are remembered for one beginning."""
-_ENOUGH_HOLDERS = 8
+_ENOUGH_HOLDERS = 12
 """Holders that a decision looks for."""
+_HELD = 2
+"""Beginnings are forgotten when there are so many times as many as blocks in the fleet: nobody holds them any more."""
+_LEAST_KEYS = 10_000
 _FAVOURITES = 4
 _DRAWN = 2
 _PART = 8
 """The freest of so many replicas is whom others are compared with; of fewer it is the freest of all."""
+_BEHIND = 1.0
+"""How much more reading costs for each prompt that waits, at the middle of the fleet, behind what is read now."""
 _ALIKE = 0.1
 """Waits that differ by less than this share of the time to read the whole prompt count as equal."""
 _LATER = float("inf")
@@ -44,7 +49,8 @@ class Router:
     Memory is bounded by `most_keys` and the replicas that were named: nothing grows with requests.
 
     Args:
-        most_keys: beginnings of prompts that are remembered; about 300 bytes each.
+        most_keys: beginnings of prompts that are remembered, and never more than twice the blocks of the fleet; about 300 bytes
+            each, up to a kilobyte where a hundred replicas hold it.
         seed: of the draws among equals; give each router of a fleet another.
         affinity: seconds of waiting that are worth one second of reading what is held elsewhere.
         tokens_per_second: what a replica reads until it says otherwise.
@@ -54,18 +60,21 @@ class Router:
     def __init__(
         self,
         *,
-        most_keys: int = 200_000,
+        most_keys: int = 1_000_000,
         seed: int = 0,
-        affinity: float = 2.0,
+        affinity: float = 0.5,
         tokens_per_second: float = 2000.0,
         silence: float = 5.0,
     ) -> None:
-        self._holders = Holders(most_keys, _MOST_HOLDERS)
+        self._holders = Holders(_MOST_HOLDERS)
+        self._most_keys = most_keys
+        self._blocks = 0
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self._affinity = affinity
         self._rate = tokens_per_second
         self._silence = silence
         self._stay = Stay(1.0)
+        self._reading = 0.1
         self._replicas: dict[str, Replica] = {}
         self._order: list[Replica] = []  # about by score; sorted when it is needed
         self._ring = Ring()
@@ -95,7 +104,9 @@ class Router:
         now = self._time(now)
         replica = self._replicas.get(name)
         if replica is not None:
+            before = replica.total_blocks
             replica.report(load, now, self._stay.seconds)
+            self._blocks += replica.total_blocks - before
             self._silent.discard(replica)
 
     def rank(
@@ -131,8 +142,10 @@ class Router:
         missing = max(0, len(keys) - self._holders.held(replica, keys))
         unread = missing * tokens_of_block if keys else within(tokens, 1, _MOST_TOKENS)
         self._stay.began(now)
+        self._reading += (unread / replica.rate - self._reading) / 64
         replica.take(unread, missing + 1, now, self._stay.seconds)
         self._holders.add(replica, keys)
+        self._holders.keep(min(self._most_keys, max(_LEAST_KEYS, _HELD * self._blocks)))
 
     def ended(self, name: str, tokens: int, now: float) -> None:  # noqa: ARG002 (what `sent` was told)
         """A request that was sent to `name` is over, in whatever way; unknown names are ignored."""
@@ -152,6 +165,7 @@ class Router:
     def _drop(self, name: str) -> None:
         replica = self._replicas.pop(name)
         replica.alive = False
+        self._blocks -= replica.total_blocks
         self._silent.discard(replica)
         self._stay.ended(self._now, replica.sent)
 
@@ -185,7 +199,7 @@ class Router:
     def _candidates(self, fit: list[Replica], keys: Sequence[bytes], tokens: float, now: float) -> list[Replica]:
         """The few that are better than others of their load, the best first; see the module."""
         able = None if len(fit) == len(self._replicas) else frozenset(fit)
-        held = self._holders.lengths(keys, _ENOUGH_HOLDERS)
+        held = self._holders.lengths(keys, _ENOUGH_HOLDERS, self._random)
         part = len(fit) // _PART
         drawn = self._random.sample(fit[: part + 1], min(_DRAWN, part + 1))
         favourites: list[Replica] = []
@@ -193,14 +207,17 @@ class Router:
             new = min(max(held.values(), default=0), len(keys) - 1)
             favourites = self._ring.after(keys[new], _FAVOURITES, able)
         floor = fit[part].wait(0, now, self._stay.seconds) + _ALIKE * tokens / fit[part].rate
+        middle = fit[part]
+        behind = middle.wait(0, now, self._stay.seconds) / self._reading
+        affinity = self._affinity + _BEHIND * behind
         weighed = []
         for place, each in enumerate(dict.fromkeys((*held, *favourites, *drawn))):
             if able is None or each in able:
                 length = held.get(each, 0)
                 wait = each.wait(len(keys) - length + 1, now, self._stay.seconds)
                 unread = tokens * (1.0 - length / max(1, len(keys)))
-                cost = max(wait, floor) + self._affinity * unread / each.rate
+                cost = max(wait, floor) + affinity * unread / each.rate
                 weighed.append((cost, wait if length else _LATER, place, each))
         weighed.sort()
-        anywhere = floor + self._affinity * tokens / fit[part].rate
+        anywhere = floor + affinity * tokens / fit[part].rate
         return [each for place, (cost, _, _, each) in enumerate(weighed) if not place or cost <= anywhere]

@@ -1,0 +1,283 @@
+"""Routers that ours is compared with, each in its own words.
+
+All know of a replica how many requests it has at this moment, as if asking took no time, which is more than ours knows.
+"""
+
+# ruff: noqa: ARG002 (all are told everything; some need little of it)
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from fleet_sim.trace import BLOCK
+from penstock.routing import ReplicaLoad, Router
+
+__all__ = ["RIVALS", "Asked", "Contender", "Ours"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as routers see it.
+
+    Attributes:
+        conversation: what a header may say of it.
+        keys: of the prompt's full blocks.
+        tokens: of the prompt.
+        now: seconds.
+    """
+
+    conversation: int
+    keys: Sequence[bytes]
+    tokens: int
+    now: float
+
+
+class Contender(Protocol):
+    """A router that takes part. Replicas are named by their numbers, in decimal."""
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        """These exist now."""
+
+    def report(self, name: str, load: ReplicaLoad, now: float) -> None:
+        """A replica said this of itself."""
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        """Whom to offer the request, in order; as many as the router would try."""
+
+    def sent(self, name: str, asked: Asked) -> None:
+        """It went there."""
+
+    def ended(self, name: str, tokens: int, now: float) -> None:
+        """It is over."""
+
+    def size(self) -> int:
+        """How many beginnings of prompts it remembers."""
+
+
+class Ours:
+    """`penstock.routing.Router`, which reads reports that are up to half a second old."""
+
+    def __init__(self, seed: int, **options: float) -> None:
+        self.router = Router(seed=seed, **options)  # type: ignore[arg-type]
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        """See `Contender.set_replicas`."""
+        self.router.set_replicas(names)
+
+    def report(self, name: str, load: ReplicaLoad, now: float) -> None:
+        """See `Contender.report`."""
+        self.router.report(name, load, now)
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        """See `Contender.rank`."""
+        return self.router.rank(asked.keys, asked.tokens, asked.now)
+
+    def sent(self, name: str, asked: Asked) -> None:
+        """See `Contender.sent`."""
+        self.router.sent(name, asked.keys, asked.tokens, asked.now)
+
+    def ended(self, name: str, tokens: int, now: float) -> None:
+        """See `Contender.ended`."""
+        self.router.ended(name, tokens, now)
+
+    def size(self) -> int:
+        """See `Contender.size`."""
+        return self.router.known_keys
+
+
+class Rival:
+    """What the others have in common.
+
+    Args:
+        at_once: how many requests a replica has now.
+    """
+
+    tries = 3
+
+    def __init__(self, seed: int, at_once: Callable[[str], int]) -> None:
+        self.random = random.Random(seed)
+        self.at_once = at_once
+        self.names: list[str] = []
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+
+    def report(self, name: str, load: ReplicaLoad, now: float) -> None:
+        """Not read."""
+
+    def sent(self, name: str, asked: Asked) -> None:
+        """Not needed."""
+
+    def ended(self, name: str, tokens: int, now: float) -> None:
+        """Not needed."""
+
+    def size(self) -> int:
+        return 0
+
+    def two_choices(self, names: Sequence[str]) -> list[str]:
+        """Of two drawn at random the one with fewer requests; as often as a request is tried (Mitzenmacher 2001)."""
+        picked = []
+        for _ in range(self.tries):
+            two = self.random.sample(names, min(2, len(names)))
+            picked.append(min(two, key=self.at_once))
+        return picked
+
+
+class RoundRobin(Rival):
+    """One after the other."""
+
+    turn = -1
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        self.turn += 1
+        return [self.names[(self.turn + each) % len(self.names)] for each in range(self.tries)]
+
+
+class TwoChoices(Rival):
+    """The power of two choices, Ray Serve's default."""
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        return self.two_choices(self.names)
+
+
+class LeastRequests(Rival):
+    """Whoever has the fewest requests."""
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        order = sorted(self.names, key=lambda name: (self.at_once(name), self.random.random()))
+        return order[: self.tries]
+
+
+class Hashing(Rival):
+    """Consistent hashing (Karger et al. 1997), by a conversation's number or by its first block.
+
+    Args:
+        by: `conversation` or `prefix`.
+        bound: a replica with more than so many times the mean number of requests is passed over (Mirrokni et al. 2018).
+    """
+
+    points = 100
+
+    def __init__(self, seed: int, at_once: Callable[[str], int], by: str, bound: float = math.inf) -> None:
+        super().__init__(seed, at_once)
+        self.by, self.bound = by, bound
+        self.sent_now = 0
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        super().set_replicas(names)
+        circle = sorted((_place(f"{name}/{each}".encode()), name) for name in names for each in range(self.points))
+        self.places, self.owners = [each[0] for each in circle], [each[1] for each in circle]
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        key = asked.keys[0] if self.by == "prefix" and asked.keys else b"%d" % asked.conversation
+        most = math.inf
+        if self.bound < math.inf:
+            most = math.ceil(self.bound * (self.sent_now + 1) / len(self.names))
+        start = bisect_left(self.places, _place(key))
+        found: dict[str, None] = {}
+        passed: dict[str, None] = {}
+        for step in range(len(self.owners)):
+            name = self.owners[(start + step) % len(self.owners)]
+            if name not in found and name not in passed:
+                (found if self.at_once(name) < most else passed)[name] = None
+                if len(found) >= self.tries:
+                    break
+        return [*found, *passed][: self.tries]
+
+    def sent(self, name: str, asked: Asked) -> None:
+        self.sent_now += 1
+
+    def ended(self, name: str, tokens: int, now: float) -> None:
+        self.sent_now -= 1
+
+
+class RayPrefix(Rival):
+    """The decisions of Ray Serve's `PrefixCacheAffinityRouter`, as its documentation describes them.
+
+    While the longest and the shortest queue differ by no more than the threshold: if at least a tenth of the prompt
+    begins as one that was sent before, one of the replicas that got the longest such beginning; else one of those with
+    the smallest trees. Beyond the threshold, and among several, two choices. Prompts are text here, as it needs them:
+    those that are given as token ids it divides by zero on.
+
+    Args:
+        threshold: `imbalanced_threshold`.
+        most: tokens that a replica's tree keeps (`eviction_threshold_chars`, in tokens); infinity evicts nothing.
+    """
+
+    def __init__(
+        self, seed: int, at_once: Callable[[str], int], threshold: float = math.inf, most: float = math.inf
+    ) -> None:
+        super().__init__(seed, at_once)
+        self.threshold, self.most = threshold, most
+        self.holders: dict[bytes, set[str]] = {}
+        self.trees: dict[str, OrderedDict[bytes, None]] = {}
+
+    def set_replicas(self, names: Sequence[str]) -> None:
+        super().set_replicas(names)
+        for name in [each for each in self.trees if each not in names]:
+            for key in self.trees.pop(name):
+                self._forget(name, key)
+        for name in names:
+            self.trees.setdefault(name, OrderedDict())
+
+    def rank(self, asked: Asked) -> Sequence[str]:
+        if self.threshold < math.inf:
+            queues = [self.at_once(name) for name in self.names]
+            if max(queues) - min(queues) > self.threshold:
+                return self.two_choices(self.names)
+        for length in range(len(asked.keys), 0, -1):
+            holders = self.holders.get(asked.keys[length - 1])
+            if holders:
+                if length * BLOCK >= 0.1 * asked.tokens:
+                    return self.two_choices(sorted(holders))
+                break
+        smallest = min(map(len, self.trees.values()))
+        return self.two_choices([name for name in self.names if len(self.trees[name]) == smallest])
+
+    def sent(self, name: str, asked: Asked) -> None:
+        tree = self.trees[name]
+        for key in reversed(asked.keys):
+            self.holders.setdefault(key, set()).add(name)
+            tree[key] = None
+            tree.move_to_end(key)
+        while len(tree) * BLOCK > self.most:
+            self._forget(name, tree.popitem(last=False)[0])
+
+    def size(self) -> int:
+        return sum(map(len, self.trees.values()))
+
+    def _forget(self, name: str, key: bytes) -> None:
+        self.holders[key].discard(name)
+        if not self.holders[key]:
+            del self.holders[key]
+
+
+def _place(key: bytes) -> int:
+    return int.from_bytes(blake2b(key, digest_size=8).digest())
+
+
+CHARS = 4
+"""Characters a token, by which Ray's limits in characters are converted."""
+
+RIVALS: dict[str, Callable[[int, Callable[[str], int]], Contender]] = {
+    "ours": lambda seed, _: Ours(seed),
+    "round robin": RoundRobin,
+    "two choices": TwoChoices,
+    "least requests": LeastRequests,
+    "hash of conversation": lambda seed, at_once: Hashing(seed, at_once, "conversation"),
+    "hash of conversation, bounded": lambda seed, at_once: Hashing(seed, at_once, "conversation", 1.25),
+    "hash of prefix": lambda seed, at_once: Hashing(seed, at_once, "prefix"),
+    "hash of prefix, bounded": lambda seed, at_once: Hashing(seed, at_once, "prefix", 1.25),
+    "Ray's prefix router": RayPrefix,
+    "Ray's prefix router, threshold 8": lambda seed, at_once: RayPrefix(seed, at_once, 8, 400_000 / CHARS),
+    "Ray's prefix router, threshold 16": lambda seed, at_once: RayPrefix(seed, at_once, 16, 400_000 / CHARS),
+    "Ray's prefix router, threshold 32": lambda seed, at_once: RayPrefix(seed, at_once, 32, 400_000 / CHARS),
+}
+"""Name -> makes one, from a seed and what says how many requests a replica has."""

@@ -1,0 +1,144 @@
+"""Conversations that share beginnings: who says what when, drawn from a seed.
+
+Tenants have system prompts and Zipf-like shares of the conversations; conversations arrive at random, now and then in a
+burst of which half belongs to one tenant; each turn repeats all that was said before. When the next turn comes depends
+on when the answer ends, so the trace holds only what somebody thinks and says.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+__all__ = ["BLOCK", "Conversation", "TraceConfig", "Turn", "conversations"]
+
+BLOCK = 64
+"""Tokens a block: more than the engine's 16, so that a simulation of thousands of requests takes minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceConfig:
+    """What the conversations are like.
+
+    Attributes:
+        seconds: in which conversations begin, from the first on.
+        requests_per_second: turns a second on average, once as many end as begin.
+        tenants: that have a system prompt each.
+        zipf: the tenant of rank r has a share in proportion to r to the power of minus this.
+        system_tokens: median of a system prompt.
+        said_tokens: median of a message.
+        answer_tokens: median of an answer.
+        turns: mean of a conversation.
+        think_seconds: mean time from an answer's end to the next message.
+        burst_every: seconds from the beginning of a burst to that of the next.
+        burst_seconds: how long one lasts.
+        burst_factor: how many times as many conversations begin in it.
+    """
+
+    seconds: float
+    requests_per_second: float
+    tenants: int
+    zipf: float = 1.1
+    system_tokens: int = 1200
+    said_tokens: int = 120
+    answer_tokens: int = 150
+    turns: float = 6.0
+    think_seconds: float = 6.0
+    burst_every: float = 60.0
+    burst_seconds: float = 8.0
+    burst_factor: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message: its tokens, those of its answer, and the seconds of thinking before it (0.0 for the first)."""
+
+    said: int
+    answer: int
+    think: float
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One conversation. Its prompt at a turn is the system prompt and all that was said before.
+
+    Attributes:
+        number: from 0 on.
+        tenant: the rank of its tenant.
+        begins: second of the first message.
+        system: tokens of the system prompt.
+        turns: in order.
+    """
+
+    number: int
+    tenant: int
+    begins: float
+    system: int
+    turns: list[Turn]
+    _keys: list[bytes] = field(default_factory=list)
+
+    def tokens(self, turn: int) -> int:
+        """Of the prompt of a turn."""
+        return self.system + sum(each.said + each.answer for each in self.turns[:turn]) + self.turns[turn].said
+
+    def keys(self, tokens: int) -> list[bytes]:
+        """The keys of the full blocks of its first `tokens` tokens: the system prompt's are those of the tenant."""
+        shared = self.system // BLOCK
+        for place in range(len(self._keys), tokens // BLOCK):
+            owner = -1 - self.tenant if place < shared else self.number
+            self._keys.append(struct.pack("<qI", owner, place))
+        return self._keys[: tokens // BLOCK]
+
+
+def conversations(config: TraceConfig, seed: int) -> list[Conversation]:
+    """In the order in which they begin."""
+    rng = random.Random(seed)
+    weights = list(accumulate((rank + 1) ** -config.zipf for rank in range(config.tenants)))
+    systems = [_about(rng, config.system_tokens, 0.7, 64, 8000) for _ in range(config.tenants)]
+    made: list[Conversation] = []
+    for begins, hot in _beginnings(config, rng):
+        tenant = hot if hot is not None and rng.random() < 0.5 else _draw(rng, weights)
+        made.append(Conversation(len(made), tenant, begins, systems[tenant], _turns(config, rng)))
+    return made
+
+
+def _beginnings(config: TraceConfig, rng: random.Random) -> Iterator[tuple[float, int | None]]:
+    """When conversations begin, and, in a burst, the tenant to which half of them belong."""
+    now, burst, hot = 0.0, -1, 0
+    usual = config.requests_per_second / config.turns
+    usual /= 1 + (config.burst_factor - 1) * config.burst_seconds / config.burst_every
+    while True:
+        now += rng.expovariate(usual * config.burst_factor)
+        if now >= config.seconds:
+            return
+        number, into = divmod(now, config.burst_every)
+        bursting = number > 0 and into < config.burst_seconds
+        if number != burst:
+            burst, hot = int(number), rng.randrange(config.tenants)
+        if bursting or rng.random() < 1 / config.burst_factor:
+            yield now, hot if bursting else None
+
+
+def _turns(config: TraceConfig, rng: random.Random) -> list[Turn]:
+    count = 1 + min(24, int(math.log(1 - rng.random()) / math.log(1 - 1 / config.turns)))
+    return [
+        Turn(
+            _about(rng, config.said_tokens, 0.9, 4, 3000),
+            _about(rng, config.answer_tokens, 0.7, 4, 1000),
+            rng.expovariate(1 / config.think_seconds) if place else 0.0,
+        )
+        for place in range(count)
+    ]
+
+
+def _about(rng: random.Random, median: int, sigma: float, lowest: int, highest: int) -> int:
+    return max(lowest, min(highest, int(rng.lognormvariate(math.log(median), sigma))))
+
+
+def _draw(rng: random.Random, weights: list[float]) -> int:
+    return min(len(weights) - 1, bisect_left(weights, rng.random() * weights[-1]))
