@@ -49,8 +49,8 @@ class Router:
     Memory is bounded by `most_keys` and the replicas that were named: nothing grows with requests.
 
     Args:
-        most_keys: beginnings of prompts that are remembered, and never more than twice the blocks of the fleet; about 300 bytes
-            each, up to a kilobyte where a hundred replicas hold it.
+        most_keys: beginnings of prompts that are remembered, and never more than twice the blocks of the fleet; about
+            300 bytes each, up to a kilobyte where a hundred replicas hold it.
         seed: of the draws among equals; give each router of a fleet another.
         affinity: seconds of waiting that are worth one second of reading what is held elsewhere.
         tokens_per_second: what a replica reads until it says otherwise.
