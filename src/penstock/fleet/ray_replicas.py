@@ -65,8 +65,9 @@ class RayReplica:
                 yield read_outputs(message)
         finally:
             if not ended:
-                # In a thread: it waits for Ray's router, and for the actor that it may not find any more.
-                asyncio.get_running_loop().run_in_executor(None, messages.cancel)
+                # It waits for Ray's router, perhaps for long where the replica is gone. In a thread of its own: the
+                # loop's pool resolves requests, and a server that ends waits for that pool.
+                threading.Thread(target=messages.cancel, name="penstock-cancel", daemon=True).start()
 
     async def abort(self, request_id: str) -> None:
         """See `Replica.abort`."""
