@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any
 
 from penstock.app import model_card
 from penstock.contract.clock import SystemClock
-from penstock.contract.config import EngineConfig, ServerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.fleet_config import FleetConfig
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
-from penstock.contract.model import HuggingFaceText
+from penstock.contract.model import HuggingFaceText, ModelCard
+from penstock.contract.server_config import ServerConfig
 from penstock.engine import Intake, WaitingRoom
 from penstock.fleet import FleetClient
 from penstock.fleet.description import Description, Options
@@ -93,10 +94,12 @@ def serve_fleet(
     process = ServerProcess(server_options, announce)
     for model in filter(None, (engine_options.model, engine_options.draft_model)):
         pull(model, cache_dir, show_progress=True)
-    journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
-    answers = AnswerJournal(Path(server_options.journal)) if server_options.journal else None
     options = Options(_shared_out(engine_options, fleet), str(cache_dir), bool(process.access.keys))
     with ExitStack() as stack:
+        journal = answers = None
+        if server_options.journal:
+            journal = stack.enter_context(closing(StreamJournal(Path(server_options.journal))))
+            answers = stack.enter_context(closing(AnswerJournal(Path(server_options.journal))))
         stack.enter_context(_cluster(fleet, process.say))
         handle = _deploy(options, fleet)
         replicas = stack.enter_context(RayReplicas(handle))
@@ -105,7 +108,6 @@ def serve_fleet(
         replicas.answers = description.answers
         for each in (journal, answers):
             if each is not None:
-                stack.callback(each.close)
                 each.model = description.answers
         text = _open_text(description)
         card = model_card(description.facts, description.found.facts, text)
@@ -116,7 +118,7 @@ def serve_fleet(
         assert state is not None, "a replica is present once it has said how it is"
         facts = description.facts
         client = FleetClient(
-            _intake(description, text),
+            _intake(description, text, card),
             replicas,
             Router(seed=secrets.randbits(32)),
             PromptKeys(facts.model_digest, facts.config.block_size),
@@ -271,11 +273,10 @@ def _open_text(description: Description) -> TextModel:
     return open_model_text(config, model.text)
 
 
-def _intake(description: Description, text: TextModel) -> Intake:
+def _intake(description: Description, text: TextModel, card: ModelCard) -> Intake:
     """What resolves requests here, as every replica's own would."""
-    facts, adapters = description.facts, {each.name: each for each in description.adapters}
-    card = model_card(facts, description.found.facts, text)
-    grammars = grammars_of(text, facts.vocab_size, compiles=False)
+    adapters = {each.name: each for each in description.adapters}
+    grammars = grammars_of(text, card.vocab_size, compiles=False)
     return Intake(
         text,
         card,
