@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, EngineFault, SetupError
@@ -186,9 +187,8 @@ class RankProcesses:
             return rank.connection.receive()
         except Closed as error:
             self._lost_early(error)
-            raise AssertionError from error
 
-    def _lost_early(self, error: Closed) -> None:
+    def _lost_early(self, error: Closed) -> NoReturn:
         reason = self.lose("a rank ended while it loaded its share")
         raise SetupError(f"{reason}; is there enough memory?") from error
 
