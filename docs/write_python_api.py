@@ -13,7 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import penstock
-from penstock.contract.config import EngineConfig, Front
+from penstock.contract.config import EngineConfig
+from penstock.contract.options import Front
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "python-api.md"

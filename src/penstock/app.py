@@ -18,21 +18,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.computing import Computing, Starting, start_computing
 from penstock.contract.adapter import adapter_option
 from penstock.contract.clock import SystemClock
-from penstock.contract.config import (
-    ANY_NAME,
-    BYTE_FIELDS,
-    EngineConfig,
-    Front,
-    ServerConfig,
-    options_behind,
-    read_bytes,
-)
+from penstock.contract.config import ANY_NAME, EngineConfig, options_behind
 from penstock.contract.errors import ConfigError, EngineDead, SetupError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory import RunnerFacts, readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard, ModelFacts, StepCost, StepRow
+from penstock.contract.options import BYTE_FIELDS, Front, read_bytes
 from penstock.contract.scheduler_config import SchedulerConfig
+from penstock.contract.server_config import ServerConfig
 from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import CacheLog, Scheduler
 from penstock.drafters import SuffixDrafter

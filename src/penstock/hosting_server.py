@@ -19,12 +19,13 @@ from penstock.app import Assembly, assemble, profile_directory
 from penstock.computing import open_nursery, start_computing
 from penstock.contract.adapter import adapter_option
 from penstock.contract.clock import SystemClock
-from penstock.contract.config import ANY_NAME, HostingConfig, ServerConfig
+from penstock.contract.config import ANY_NAME
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.hosting import HostedModel, HostLimits, ModelChoice
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory_budget import LEAST_BYTES, MemoryBudget
 from penstock.contract.model import ModelCard
+from penstock.contract.server_config import HostingConfig, ServerConfig
 from penstock.engine import LocalClient, Profiles
 from penstock.freed_memory import give_back
 from penstock.hosting import ModelHost

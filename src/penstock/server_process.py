@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from penstock import server
-from penstock.contract.config import ServerConfig
+from penstock.contract.server_config import ServerConfig
 
 __all__ = ["ServerProcess"]
 

@@ -18,10 +18,10 @@ from sse_reader import read_events
 from penstock.bench.event_stream import EventReader, HttpFailure, Target, stream_events
 from penstock.bench.serving import RequestOptions, drive, has_content
 from penstock.bench.workload import Call
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app
 from penstock.server.http.run import Server
 

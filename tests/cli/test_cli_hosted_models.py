@@ -11,9 +11,10 @@ import pytest
 from penstock.cli.hosted_models import choose_models
 from penstock.cli.options import build_configs
 from penstock.cli.serve import command
-from penstock.contract.config import EngineConfig, HostingConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.hosting import HostedModel, ModelChoice
+from penstock.contract.server_config import HostingConfig
 from penstock.hosting_server import hosted_models
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import httpx
 from engine_harness import Harness, Scoring, build
 
-from penstock.contract.config import DEFAULT_MODEL, ServerConfig
+from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.limits import DEFAULT_LIMITS, ServerLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.ports import EngineClient, Runner
+from penstock.contract.server_config import ServerConfig
 from penstock.engine import EngineLoop, LocalClient, QueueLimits
 from penstock.server import create_app
 from penstock.server.http.run import Server

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from penstock.cli import penstock
-from penstock.contract.config import ServerConfig
+from penstock.contract.server_config import ServerConfig
 from penstock.server.http.guard import OPEN_PATHS
 from penstock.weights.locate import default_cache_dir
 

@@ -34,7 +34,7 @@ class Served:
     process: subprocess.Popen[str]
     seconds_to_listen: float
     _plans: list[dict[str, Any]] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
+    process_file: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
@@ -95,7 +95,7 @@ def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Serve
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     try:
-        url = _listening_url(process, began)
+        url = listening_url(process, began)
         yield Served(url, trace, process, time.monotonic() - began)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
     ) as process:
         try:
-            yield _listening_url(process, time.monotonic())
+            yield listening_url(process, time.monotonic())
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait(PATIENCE)
@@ -129,7 +129,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _listening_url(process: subprocess.Popen[str], began: float, said: list[str] | None = None) -> str:
+def listening_url(process: subprocess.Popen[str], began: float, said: list[str] | None = None) -> str:
     said = [] if said is None else said
     assert process.stdout is not None
     for line in process.stdout:
@@ -143,12 +143,12 @@ def _listening_url(process: subprocess.Popen[str], began: float, said: list[str]
 
 def runners_of(pid: int) -> list[int]:
     """The process that computes for the server `pid`, and its zygote."""
-    return [each for each in below(pid) if b"penstock.runner_process" in _read(each, "cmdline")]
+    return [each for each in below(pid) if b"penstock.runner_process" in process_file(each, "cmdline")]
 
 
 def runner_of(pid: int) -> int:
     """The process that computes for the server `pid`: it calls itself so once it has imported everything."""
-    runners = [each for each in runners_of(pid) if _read(each, "comm") == b"penstock-runner\n"]
+    runners = [each for each in runners_of(pid) if process_file(each, "comm") == b"penstock-runner\n"]
     assert runners, "there is none"
     return runners[-1]
 
@@ -161,7 +161,7 @@ def below(pid: int) -> Iterator[int]:
             yield from below(child)
 
 
-def _read(pid: int, name: str) -> bytes:
+def process_file(pid: int, name: str) -> bytes:
     """What the system says of a process; nothing where it has ended since it was listed."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import ALONE, PATIENCE, _listening_url, wait_until
+from served import ALONE, PATIENCE, listening_url, wait_until
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams, computing
@@ -99,7 +99,7 @@ def server(
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
     ) as process:
         try:
-            yield _listening_url(process, time.monotonic(), said)
+            yield listening_url(process, time.monotonic(), said)
         finally:
             process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
             process.wait(PATIENCE)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import zmq
 from kv_events_reader import Sockets, View, events_of, receive, replay, subscribe
-from served import PATIENCE, _listening_url
+from served import PATIENCE, listening_url
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FREE = "tcp://127.0.0.1:0"
@@ -52,7 +52,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[tuple[str, str, str]]:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         try:
-            url = _listening_url(process, time.monotonic(), said)
+            url = listening_url(process, time.monotonic(), said)
             found = re.search(r"KV events +on (tcp://\S+), again on (tcp://[\d.:]+)", "".join(said))
             assert found is not None, said
             yield url, found[1], found[2]
@@ -192,7 +192,7 @@ def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, conte
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         try:
-            url = _listening_url(process, time.monotonic())
+            url = listening_url(process, time.monotonic())
             complete(url, PROMPT[:40])
             assert len(caught_up(context, again).blocks) == 2
             reader, first = hearing(context, address, url)

@@ -14,9 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from needs import COMPILED
 from penstock import LLM, SamplingParams
 from penstock.app import assemble, engine_config
-from penstock.contract.config import EngineConfig, Front
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.model import StepRow
+from penstock.contract.options import Front
 from penstock.kernels import native
 from penstock.verify import Budget, profile
 

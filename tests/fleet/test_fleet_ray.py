@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from served import PATIENCE, _listening_url, _read, below
+from served import PATIENCE, below, listening_url, process_file
 
 pytestmark = [pytest.mark.ray, pytest.mark.model]
 
@@ -42,7 +42,9 @@ class Fleet:
 
     def replicas(self) -> list[int]:
         """The processes of its replicas."""
-        return [each for each in below(self.process.pid) if _read(each, "cmdline").startswith(b"ray::ServeReplica")]
+        return [
+            each for each in below(self.process.pid) if process_file(each, "cmdline").startswith(b"ray::ServeReplica")
+        ]
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     try:
-        url = _listening_url(process, began, said)
+        url = listening_url(process, began, said)
         (ray,) = [line.split()[-1] for line in said if line.startswith("Ray ")]
         yield Fleet(url, ray, process)
     finally:

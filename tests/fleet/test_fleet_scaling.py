@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from penstock import fleet_server
 from penstock.cli.fleet import command
-from penstock.contract.config import EngineConfig, ServerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.fleet_config import FleetConfig
+from penstock.contract.server_config import ServerConfig
 from penstock.fleet.ray_scaling import WaitingPolicy, replicas_wanted
 
 

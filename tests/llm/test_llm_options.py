@@ -8,8 +8,10 @@ import pytest
 
 from penstock import LLM, AsyncLLM
 from penstock.app import engine_config
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, ServerConfig, options_behind, read_bytes
+from penstock.contract.config import EngineConfig, options_behind
 from penstock.contract.errors import ConfigError
+from penstock.contract.options import BYTE_FIELDS, Front, read_bytes
+from penstock.contract.server_config import ServerConfig
 
 NUMBERS = [
     (config, field.name, type(field.default))

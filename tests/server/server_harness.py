@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import httpx
 from scripted_engine import ScriptedEngine
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.journal import AnswerJournal, Journal
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, RequestLimits, ServerLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import StepWatch
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app
 from penstock.server.http.access import Access
 from penstock.server.http.run import Server

@@ -14,7 +14,7 @@ import threading
 from scripted_engine import ScriptedEngine, Until, always, delta, finished, stop
 from server_harness import CARD, LIMITS
 
-from penstock.contract.config import ServerConfig
+from penstock.contract.server_config import ServerConfig
 from penstock.server import configure_logging, create_app, log_request, run
 
 

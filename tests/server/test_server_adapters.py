@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 from server_harness import CARD, Served, running
 from test_server_guard import ADMIN, ENVIRON, KEY
 
-from penstock.contract.config import ServerConfig
+from penstock.contract.server_config import ServerConfig
 from penstock.server import open_access
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -11,8 +11,8 @@ import pytest
 from scripted_engine import ScriptedEngine, always, delta, finished, stop
 from server_harness import running
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.limits import ServerLimits
+from penstock.contract.server_config import ServerConfig
 
 LIMITS = ServerLimits(header_seconds=0.5, write_seconds=1.0)
 MOST = 4

@@ -12,9 +12,9 @@ import pytest
 from scripted_engine import ScriptedEngine, Wait, always, delta
 from server_harness import CARD, LIMITS, running
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.request import EngineRequest, TextPrompt
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app, open_access
 from penstock.server.http.access import Access, is_loopback, read_keys
 

@@ -10,9 +10,9 @@ import pytest
 from scripted_engine import Wait, always, delta, failed, finished, length, stop
 from server_harness import running
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PromptTooLong
 from penstock.contract.request import ChatPrompt, Message
+from penstock.contract.server_config import ServerConfig
 from penstock.server import open_access
 
 MODEL = "acme/tiny-1"

@@ -21,11 +21,11 @@ from opentelemetry.trace import StatusCode
 from scripted_engine import ScriptedEngine, Wait, always, delta, failed, stop
 from server_harness import CARD, LIMITS
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.events import RequestFinished, Usage
 from penstock.contract.measurements import Timings
 from penstock.contract.request import EngineRequest, TextPrompt
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app
 from penstock.server.admin.request_log import JsonLines, TextLines, configure_logging, log_request, request_fields
 from penstock.server.admin.spans import Spans, open_spans

@@ -13,9 +13,9 @@ import pytest
 from scripted_engine import HEALTHY, ScriptedEngine, Wait, always, delta, finished, stop
 from server_harness import CARD, LIMITS, free_port, running
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import ServerLimits
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app, open_access, run
 from penstock.server.http.access import Access
 

@@ -18,9 +18,9 @@ import pytest
 from scripted_engine import ScriptedEngine, always
 from server_harness import CARD, LIMITS, Served, free_port, running, start
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import InvalidParameter, Overloaded, RefusalCause, Unavailable
 from penstock.contract.limits import ServerLimits
+from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app
 from penstock.server.http.access import Access, read_keys
 from penstock.server.http.lifecycle import lifecycle_of, set_lifecycle

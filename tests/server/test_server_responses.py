@@ -13,11 +13,11 @@ import pytest
 from scripted_engine import Until, Wait, always, delta, failed, finished, length, stop
 from server_harness import CARD, running
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import EngineFault, Overloaded
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, FinishReason, TokenPiece
 from penstock.contract.limits import RequestLimits, ServerLimits
 from penstock.contract.request import Message
+from penstock.contract.server_config import ServerConfig
 from penstock.server import open_access
 from penstock.server.http.access import Access
 from penstock.server.http.failures import HttpRefusal

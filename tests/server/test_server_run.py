@@ -14,8 +14,8 @@ from scripted_engine import ScriptedEngine, Wait, always, delta
 from server_harness import CARD, LIMITS, start
 from sse_reader import read_events
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
+from penstock.contract.server_config import ServerConfig
 from penstock.server import End, create_app, run
 from penstock.server.http import run as run_module
 from penstock.server.http.listening import listen

@@ -13,8 +13,9 @@ from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
 from penstock.cli.sections import SectionedCommand
-from penstock.contract.config import EngineConfig, ServerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.fleet_config import FleetConfig
+from penstock.contract.server_config import ServerConfig
 
 __all__ = ["command"]
 

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from penstock.cli.options import read_options, read_yaml
-from penstock.contract.config import EngineConfig, HostingConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.hosting import ModelChoice
+from penstock.contract.server_config import HostingConfig
 
 __all__ = ["choose_models"]
 

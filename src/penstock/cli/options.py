@@ -17,9 +17,11 @@ import yaml
 
 from penstock.cli.sections import SectionedOption, model_argument
 from penstock.contract.adapter import adapter_option
-from penstock.contract.config import BYTE_FIELDS, EngineConfig, Front, HostingConfig, options_behind, read_bytes
+from penstock.contract.config import EngineConfig, options_behind
 from penstock.contract.errors import ConfigError
 from penstock.contract.fleet_config import FleetConfig
+from penstock.contract.options import BYTE_FIELDS, Front, read_bytes
+from penstock.contract.server_config import HostingConfig
 
 __all__ = [
     "ADAPTER_OPTIONS",

@@ -11,7 +11,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from penstock.contract.config import DEFAULT_MODEL, EngineConfig, option_help
+from penstock.contract.config import DEFAULT_MODEL, EngineConfig
+from penstock.contract.options import option_help
 
 __all__ = ["OWN", "SectionedCommand", "SectionedOption", "complete_model", "model_argument", "section_of"]
 

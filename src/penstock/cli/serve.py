@@ -16,8 +16,9 @@ from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
 from penstock.cli.sections import SectionedCommand, complete_model
-from penstock.contract.config import EngineConfig, HostingConfig, ServerConfig
+from penstock.contract.config import EngineConfig
 from penstock.contract.hosting import HostedModel, ModelChoice
+from penstock.contract.server_config import HostingConfig, ServerConfig
 
 __all__ = ["command"]
 

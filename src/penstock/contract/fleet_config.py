@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from penstock.contract.config import _option
 from penstock.contract.errors import ConfigError
+from penstock.contract.options import option
 
 __all__ = ["FleetConfig"]
 
@@ -17,20 +17,20 @@ _RANGE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 class FleetConfig:
     """How many replicas there are, and where."""
 
-    replicas: str = _option("2", "Engines that serve the model: a number, or 1-4 for as many as are needed.")
-    address: str = _option(
+    replicas: str = option("2", "Engines that serve the model: a number, or 1-4 for as many as are needed.")
+    address: str = option(
         "",
         "Join the Ray cluster at this address, such as 10.0.0.1:6379; what runs there with other options is replaced,"
         " replica by replica. By default a cluster is started on this machine, which ends with this command.",
     )
-    scale_up_wait: float = _option(
+    scale_up_wait: float = option(
         5.0, "With --replicas 1-4: seconds that a new request may have to wait before another replica is started."
     )
-    scale_up_delay: float = _option(10.0, "Seconds for which requests must wait so long.")
-    scale_down_delay: float = _option(300.0, "Seconds for which a replica must not be needed before it is ended.")
-    replica_cpus: float = _option(1.0, "Processors that a replica takes of its Ray node.")
-    replica_gpus: float = _option(0.0, "GPUs that a replica takes of its Ray node.")
-    replica_drain: int = _option(
+    scale_up_delay: float = option(10.0, "Seconds for which requests must wait so long.")
+    scale_down_delay: float = option(300.0, "Seconds for which a replica must not be needed before it is ended.")
+    replica_cpus: float = option(1.0, "Processors that a replica takes of its Ray node.")
+    replica_gpus: float = option(0.0, "GPUs that a replica takes of its Ray node.")
+    replica_drain: int = option(
         600, "Seconds that a replica may finish its answers when it is replaced; the rest go on at another."
     )
 

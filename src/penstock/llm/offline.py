@@ -16,9 +16,10 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from penstock.app import Assembly, assemble, engine_config
-from penstock.contract.config import DEFAULT_MODEL, Front
+from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.model import ModelCard, StepCost, StepRow
+from penstock.contract.options import Front
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine import StepOutputs, interrupts_held
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams

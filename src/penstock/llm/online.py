@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.app import assemble, engine_config
-from penstock.contract.config import DEFAULT_MODEL, Front
+from penstock.contract.config import DEFAULT_MODEL
 from penstock.contract.errors import EngineFault
+from penstock.contract.options import Front
 from penstock.contract.ports import Health
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.llm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
+from penstock.contract.server_config import ServerConfig
 from penstock.server.http.caller import Caller
 
 __all__ = ["Access", "ApiKeys", "is_loopback", "open_access", "read_keys"]

@@ -20,8 +20,8 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.contract.config import ServerConfig
 from penstock.contract.limits import DEFAULT_SERVER_LIMITS, ServerLimits
+from penstock.contract.server_config import ServerConfig
 from penstock.server.http.bounded_protocol import BoundedProtocol, bounded_protocol
 from penstock.server.http.end import End
 from penstock.server.http.lifecycle import lifecycle_of

@@ -1,0 +1,122 @@
+"""What the operator chose for a server, and for one of several models: frozen values, beside an `EngineConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.contract.errors import ConfigError
+from penstock.contract.limits import DEFAULT_SERVER_LIMITS
+from penstock.contract.options import check_numbers, option
+
+__all__ = ["HostingConfig", "ServerConfig"]
+
+LOG_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the operator chose for the HTTP side."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one and prints it.")
+    probe_host: str = option("127.0.0.1", "Address that --probe-port is on; 0.0.0.0 for probes from other machines.")
+    probe_port: int = option(
+        0,
+        "A port of its own for /health, /health/live, /health/ready, /metrics and the list /v1/models, which need no"
+        " key there; 0 for none.",
+    )
+    api_key_file: str = option(
+        "",
+        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `gateway KEY` one of a"
+        " router that keeps its callers apart by cache_salt, `KEY concurrent=8` one that may have eight requests at"
+        " once. PENSTOCK_API_KEY, PENSTOCK_ADMIN_KEY and PENSTOCK_GATEWAY_KEY in the environment add one each. Without"
+        " any key only this machine is served.",
+    )
+    allowed_hosts: str = option(
+        "", "Names, separated by commas, that the Host header may hold beside this machine's own; * for any."
+    )
+    cors_origins: str = option(
+        "", "Web pages' origins, separated by commas, that may call this server; none by default, * for any."
+    )
+    compat: bool = option(
+        False,
+        "Ignore fields that are unknown or not supported instead of refusing them, and list them in the answer's"
+        " x-ignored-params header.",
+    )
+    normalize_prompts: bool = option(
+        False,
+        "Drop or move lines at the front of a system prompt that change from request to request (a billing header,"
+        " today's date, a request's id), so that prompts that are otherwise alike begin alike; the answer's"
+        " x-normalized header says what was done.",
+    )
+    request_timeout: float = option(
+        DEFAULT_SERVER_LIMITS.request_seconds, "Seconds after which a request ends with an error; 0 for never."
+    )
+    drain_timeout: int = option(
+        DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
+    )
+    max_connections: int = option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
+    log_format: str = option("text", "How log lines are written to standard error.", LOG_FORMATS)
+    log_requests: bool = option(
+        False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
+    )
+    journal: str = option(
+        "",
+        "Folder for a journal, made if it is not there: with it streams can be resumed after this server has ended,"
+        " however it did, responses in the background are finished, and stored answers found. Of answers that their"
+        " callers ask to store, which is what /v1/responses does unless store is false, their text and that of their"
+        " requests is in it, until they are deleted or newer ones take their place; of all others no text is.",
+    )
+    profile_dir: str = option(
+        "",
+        "Folder for profiles, made if it is not there: an admin begins one with POST /start_profile and ends it with"
+        " POST /stop_profile. Without it both are refused.",
+    )
+    otlp_traces_endpoint: str = option(
+        "", "Send an OpenTelemetry span per request to this OTLP/HTTP URL; needs the extra penstock[otel]."
+    )
+
+    def __post_init__(self) -> None:
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
+        check_numbers(self)
+        for name in ("port", "probe_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(name, f"must lie in 0..65535, got {getattr(self, name)}")
+        if self.probe_port and (self.probe_host, self.probe_port) == (self.host, self.port):
+            raise ConfigError("probe_port", f"must be another one than --port, got {self.probe_port}")
+        for name in ("request_timeout", "drain_timeout"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
+        if self.max_connections < 1:
+            raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostingConfig:
+    """What the operator chose for a server of several models."""
+
+    models_file: str = option(
+        "",
+        "YAML file of models to serve behind the same port: a list `models` of entries with `model` and, as wanted,"
+        " `pin: true`, `unload-after: SECONDS` and any option of the engine.",
+    )
+    max_loaded_models: int = option(
+        0, "Models loaded at once; the one that was used least recently makes room for another. 0 for all."
+    )
+    models_memory: int = option(
+        0, "Most bytes of all models that are loaded, weights and KV caches together; 0 for what the machine has."
+    )
+    pin: tuple[str, ...] = option(
+        (), "A model that is loaded at the start and never makes room for others. May be given several times."
+    )
+    unload_after: float = option(0.0, "Seconds without a request after which a model is unloaded; 0 for never.")
+    model_wait: float = option(
+        120.0, "Seconds that a request waits for its model; it is then asked to come again. 0 for no limit."
+    )
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for name in ("max_loaded_models", "models_memory", "unload_after", "model_wait"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(name, f"must be a number from 0 up, got {getattr(self, name)}")
