@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,9 +59,12 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
+    assert process.stdout is not None
+    reader = threading.Thread(target=lambda: said.extend(process.stdout))  # a full pipe would stop whoever logs
     try:
         url = listening_url(process, began, said)
         (ray,) = [line.split()[-1] for line in said if line.startswith("Ray ")]
+        reader.start()
         yield Fleet(url, ray, process)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -68,10 +72,13 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
             code = process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)  # it says where every thread is, on its output
-            print(process.communicate()[0])
+            process.wait(timeout=PATIENCE)
+            print("".join(said))
             raise
-        assert process.stdout is not None
-        process.stdout.close()
+        finally:
+            if reader.ident is not None:
+                reader.join(PATIENCE)
+            process.stdout.close()
     assert code == 0
     assert not list(below(process.pid))
 
