@@ -34,7 +34,7 @@ class Served:
     process: subprocess.Popen[str]
     seconds_to_listen: float
     _plans: list[dict[str, Any]] = field(default_factory=list)
-    process_file: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
+    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
