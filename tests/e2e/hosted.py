@@ -17,6 +17,8 @@ from served import PATIENCE
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FAMILIES = {"first": "llama", "second": "qwen3", "third": "gemma2"}
+QUICK = "--standby"
+"""With a zygote, as by default, a load imports nothing; for tests that load often."""
 OPTIONS = {"kv_cache_memory": "4MiB", "max_num_seqs": 4, "threads": 1}
 
 

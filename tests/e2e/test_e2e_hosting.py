@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from command_line import only_line, penstock
-from hosted import FAMILIES, OPTIONS, serving, states, write_models
+from hosted import FAMILIES, OPTIONS, QUICK, serving, states, write_models
 from openai import OpenAI
 from served import PATIENCE, below, runners_of, wait_until
 
@@ -37,7 +37,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def server(folders) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     names = [str(folders[name]) for name in FAMILIES]
-    with serving(*names, "--max-loaded-models", "2", "--pin", names[0]) as (url, process):
+    with serving(*names, QUICK, "--max-loaded-models", "2", "--pin", names[0]) as (url, process):
         yield url, process
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hosted import serving
+from hosted import QUICK, serving
 from served import PATIENCE
 from tiny_adapters import linear_modules, load_with_adapters, write_adapter
 from tiny_checkpoints import write_lettered
@@ -44,7 +44,7 @@ def test_adapters_are_named_as_models_are_and_come_back_with_theirs(tmp_path):
             write_adapter(folder / f"{name}-{at}", modules, 4, seed=2 * seed + at)
         entries.append(f"  - {{model: {tmp_path / name}, lora: ['{name}-0={folder}/{name}-0'], lora-dir: {folder}}}\n")
     file.write_text("models:\n" + "".join(entries))
-    with serving("--models-file", str(file), "--dtype", "float32", "--max-loaded-models", "1") as (url, _):
+    with serving("--models-file", str(file), "--dtype", "float32", "--max-loaded-models", "1", QUICK) as (url, _):
 
         def listed() -> dict[str, tuple[str | None, str]]:
             data = httpx.get(f"{url}/v1/models").json()["data"]
