@@ -155,14 +155,18 @@ def runner_of(pid: int) -> int:
 
 def below(pid: int) -> Iterator[int]:
     """The processes that `pid` started, and those that these started."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text(encoding="ascii").split()):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:  # it has ended since it was listed
+        return
+    for thread in threads:
+        for child in map(int, process_file(pid, f"task/{thread}/children").split()):
             yield child
             yield from below(child)
 
 
 def process_file(pid: int, name: str) -> bytes:
-    """What the system says of a process; nothing where it has ended since it was listed."""
+    """What the system says of a process; nothing where it or the thread asked about has ended since it was listed."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import PATIENCE, below, runner_of, serve, wait_until
+from served import PATIENCE, below, process_file, runner_of, serve, wait_until
 from tiny_checkpoints import write_lettered
 
 from needs import COMPILED
@@ -51,7 +51,7 @@ def ranks_of(pid: int) -> list[int]:
         runner = runner_of(pid)
     except AssertionError:
         return []
-    others = [each for each in below(runner) if b"penstock.rank_process" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    others = [each for each in below(runner) if b"penstock.rank_process" in process_file(each, "cmdline")]
     return [runner, *others]
 
 
@@ -83,10 +83,8 @@ def test_streams_go_on_to_the_bit_while_ranks_are_killed(tmp_path):
 
 def computes(pid: int) -> bool:
     """Whether a process is there and has not ended, whoever is to hear of that."""
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
+    state = process_file(pid, "stat")
+    return bool(state) and b" Z " not in state
 
 
 def are_followed(served, ranks: list[int]) -> bool:
