@@ -321,11 +321,12 @@ def _join(
         draft_context=facts.draft_context,
     )
     stored = _stored_blocks(facts) if facts.kv_folder else None
-    recorder = Recorder(Path(config.record), scheduler_config) if config.record else NoRecorder()
+    clock = SystemClock()
+    recorder = Recorder(Path(config.record), scheduler_config, clock) if config.record else NoRecorder()
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
-    scheduler, clock = Scheduler(scheduler_config, None if kv_events is None else CacheLog()), SystemClock()
+    scheduler = Scheduler(scheduler_config, None if kv_events is None else CacheLog())
     engine = Engine(
         scheduler,
         runner,

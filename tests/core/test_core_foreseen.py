@@ -8,8 +8,9 @@ from core_harness import config, request
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import DraftsJudged
 from penstock.contract.plan import Draft, RowResult, SampledToken, StepResult
+from penstock.core.replaying import replay
 from penstock.core.scheduler import Scheduler
-from penstock.core.trace import encode_header, encode_plan, encode_result, encode_submit, replay
+from penstock.core.trace import encode_header, encode_plan, encode_result, encode_submit
 
 
 def begun(**fields) -> Scheduler:

@@ -10,7 +10,7 @@ from test_core_episodes import WORKLOADS, said_of
 
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.contract.plan import RowResult, StepResult
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 
 PROMPT = tuple(range(10)) + tuple(range(10)) + (3, 1, 4)  # five blocks of four, and three tokens
 

@@ -6,7 +6,7 @@ import pytest
 from core_harness import Harness, request
 from test_core_restoring import harness
 
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 
 PROMPT = tuple((3 * index) % 7 for index in range(50))
 

@@ -16,7 +16,8 @@ from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import chunk_limit, trace
-from penstock.core.trace import TRACE_VERSION, replay
+from penstock.core.replaying import replay
+from penstock.core.trace import TRACE_VERSION
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 specs = st.dictionaries(st.text(), st.booleans() | st.integers() | st.floats(allow_nan=False)).map(
@@ -30,8 +31,8 @@ configs = st.builds(
 
 
 def decode(line: str):
-    (item,) = trace._Reader([line])
-    return item[1]
+    (item,) = trace.TraceReader([line])
+    return item.value
 
 
 @given(
@@ -187,3 +188,22 @@ def test_a_plan_prints_its_parts():
     stalled = dataclasses.replace(plan, stalls=(Stall("b", "no_slot", 1, 0),))
     assert decode(trace.encode_plan(stalled)).stalls[0].reason == "no_slot"
     assert decode(trace.encode_result(StepResult(0, (RowResult(0, failure="x"),)))).rows[0].failure == "x"
+
+
+def test_a_record_says_when_it_happened_and_replays_the_same():
+    plan = StepPlan(0, (), (), ())
+    (stamped,) = trace.TraceReader([trace.stamped(trace.encode_plan(plan), 12.25)])
+    assert stamped == (1, plan, 12.25)
+    (bare,) = trace.TraceReader([trace.encode_plan(plan)])
+    assert bare.at is None
+    lines = small_trace()
+    again = replay([trace.stamped(line, number / 8) for number, line in enumerate(lines)])
+    assert again.same
+    assert again == replay(lines)
+
+
+@pytest.mark.parametrize("at", ['"noon"', "true", "[1]"])
+def test_a_time_that_is_no_number_is_named(at):
+    line = trace.encode_reset()[:-1] + f',"at":{at}}}'
+    with pytest.raises(ConfigError, match="line 1: at: not a number of seconds"):
+        list(trace.TraceReader([line]))

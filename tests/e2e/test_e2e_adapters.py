@@ -16,7 +16,7 @@ from tiny_adapters import linear_modules, load_with_adapters, write_adapter
 from tiny_checkpoints import write_lettered
 
 from needs import COMPILED
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.kernels import native
 
 pytestmark = [

@@ -23,7 +23,7 @@ from penstock import LLM, SamplingParams, app, draft_loading
 from penstock.contract.errors import ConfigError
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.draft_chances import MODEL
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.kernels import native
 
 compiled = pytest.mark.skipif(not native.available(), reason=COMPILED)

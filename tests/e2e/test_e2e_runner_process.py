@@ -16,7 +16,7 @@ import httpx
 import pytest
 from served import PATIENCE, runner_of, runners_of, serve
 
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 
 GREEDY = {"temperature": 0}
 SEEDED = {"temperature": 1.2, "top_p": 0.9, "seed": 11}

@@ -164,7 +164,7 @@ def test_it_answers_still(client):
 
 
 def test_what_was_recorded_replays_to_the_same_plans(served, client):
-    from penstock.core.trace import replay
+    from penstock.core.replaying import replay
 
     served.wait_idle(5.0)
     report = replay(served.trace.read_text(encoding="utf-8").splitlines())

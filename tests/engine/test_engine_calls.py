@@ -10,7 +10,7 @@ from engine_harness import build, text_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.engine import EngineLoop, LocalClient
 from penstock.engine import loop as loop_module
 from penstock.engine.admission import QueueLimits

@@ -10,7 +10,7 @@ from engine_harness import finishes_of, terminal_of, tokens_of
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Draft, Draftable
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.engine import Engine
 
 PROMPT = "hello"

@@ -17,7 +17,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules, TextPrompt, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.tools import ReasoningUse, ReplyRules
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.engine import EngineLoop, Intake, LocalClient
 from penstock.engine.admission import QueueLimits
 from penstock.sim.clock import SimClock

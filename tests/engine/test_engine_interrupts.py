@@ -9,7 +9,7 @@ import engine_harness as harness
 import pytest
 from engine_harness import tokens_of
 
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.engine import interrupts_held
 from penstock.engine.interrupts import interruptible
 

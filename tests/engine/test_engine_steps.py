@@ -9,7 +9,7 @@ from engine_harness import finishes_of, terminal_of, text_of, tokens_of
 
 from penstock.contract.errors import EngineDead, InvalidParameter, RequestPoisoned
 from penstock.contract.events import FinishReason, RequestFailed, RequestFinished
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 
 
 def test_tokens_are_those_of_the_model_and_text_is_their_decoding():

@@ -8,7 +8,7 @@ from penstock.contract.plan import StoreCounts
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.engine import Engine, Recorder
 from penstock.sim.fake_runner import FakeRunner
 

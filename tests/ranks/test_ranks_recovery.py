@@ -15,7 +15,7 @@ from served import PATIENCE, below, process_file, runner_of, serve, wait_until
 from tiny_checkpoints import write_lettered
 
 from needs import COMPILED
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.kernels import native
 
 pytestmark = [

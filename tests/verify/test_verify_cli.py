@@ -13,7 +13,7 @@ from verify_fakes import TEXT, BatchLM, RowLM, loaded
 
 from penstock.bench.machine import provenance
 from penstock.cli import main
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 
 SIZES = ("--requests", "6", "--schedules", "3", "--prompt-tokens", "16", "--new-tokens", "6")
 

@@ -15,7 +15,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.kernels import native, onednn_linear
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.verify import Budget, profile, verify

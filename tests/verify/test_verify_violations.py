@@ -12,7 +12,7 @@ from verify_fakes import SMALL, BatchLM, RowLM, ThreadLM, fake_target, target_of
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import EngineFault
 from penstock.core import BlockPool, block_keys
-from penstock.core.trace import replay
+from penstock.core.replaying import replay
 from penstock.verify import ScheduleCrashed, requests, verify
 
 

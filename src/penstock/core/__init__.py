@@ -2,7 +2,7 @@
 
 from penstock.core.block_pool import BlockPool, Lease
 from penstock.core.cache_log import CacheLog
+from penstock.core.replaying import ReplayReport, replay
 from penstock.core.scheduler import Scheduler
-from penstock.core.trace import ReplayReport, replay
 
 __all__ = ["BlockPool", "CacheLog", "Lease", "ReplayReport", "Scheduler", "replay"]

@@ -1,10 +1,11 @@
-"""The trace: everything that went into a scheduler and every plan that came out, as JSON lines; and its replay.
+"""The trace: everything that went into a scheduler and every plan that came out, as JSON lines.
 
-One record a line, `{"<kind>": <body>}`. The first is the header; `submit`, `abort`, `reset`, `drop`, `fail`, `drafts`,
-`stored` and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next plan was given,
-`drop` that the plans in flight were taken back, `fail` that they were because one of them failed as a whole.
-Plans and results stand in the order in which they were made and committed. Because a plan is a pure function of the
-inputs before it, feeding these to a fresh scheduler must give every plan again, to the last block id.
+One record a line, `{"<kind>": <body>, "at": <seconds>}`. The first is the header; `submit`, `abort`, `reset`, `drop`,
+`fail`, `drafts`, `stored` and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next
+plan was given, `drop` that the plans in flight were taken back, `fail` that they were because one of them failed as a
+whole. Plans and results stand in the order in which they were made and committed, so that `core.replaying` can make
+every plan again. `at` is when it happened, by the clock of arrival times; no decision depends on it, and a trace that
+was made without a clock has none.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -15,24 +16,31 @@ import dataclasses
 import json
 import types
 import typing
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.events import FinishReason
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core.scheduler import Scheduler
 
 __all__ = [
     "TRACE_VERSION",
-    "ReplayReport",
+    "Abort",
+    "Drafts",
+    "Drop",
+    "Fail",
+    "Header",
+    "Record",
+    "Recorded",
+    "Reset",
+    "Stored",
+    "TraceReader",
     "encode_abort",
     "encode_drafts",
     "encode_drop",
@@ -43,96 +51,80 @@ __all__ = [
     "encode_result",
     "encode_stored",
     "encode_submit",
-    "replay",
+    "stamped",
 ]
 
-TRACE_VERSION = 19
+TRACE_VERSION = 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class Header:
+    """The first record: what the scheduler was made with."""
+
     version: int
     config: SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class _Abort:
+class Abort:
+    """A call of `Scheduler.abort`."""
+
     seq_id: str
     reason: FinishReason
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Reset:
-    pass
+class Reset:
+    """A call of `Scheduler.reset_prefix_cache`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Drop:
-    pass
+class Drop:
+    """A call of `Scheduler.drop_in_flight`."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Fail:
+class Fail:
+    """A call of `Scheduler.fail_step`."""
+
     killed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Drafts:
+class Drafts:
+    """What the next call of `Scheduler.plan` was given."""
+
     drafts: tuple[Draft, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class Stored:
+    """A call of `Scheduler.note_stored`."""
+
     seq_id: str
     blocks: int
 
 
-_Record = _Drafts | _Header | SequenceRequest | _Abort | _Reset | _Drop | _Fail | _Stored | StepPlan | StepResult
+Record = Drafts | Header | SequenceRequest | Abort | Reset | Drop | Fail | Stored | StepPlan | StepResult
 
-KINDS: dict[str, type[_Record]] = {
-    "penstock_trace": _Header,
+KINDS: dict[str, type[Record]] = {
+    "penstock_trace": Header,
     "submit": SequenceRequest,
-    "abort": _Abort,
-    "reset": _Reset,
-    "drop": _Drop,
-    "fail": _Fail,
-    "drafts": _Drafts,
-    "stored": _Stored,
+    "abort": Abort,
+    "reset": Reset,
+    "drop": Drop,
+    "fail": Fail,
+    "drafts": Drafts,
+    "stored": Stored,
     "plan": StepPlan,
     "result": StepResult,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """The outcome of a replay.
-
-    Attributes:
-        steps: plans that were compared and found equal.
-        truncated: whether the last line was cut short, as by a crash, and left out.
-        difference: the first disagreement, with its line; "" when there is none.
-    """
-
-    steps: int
-    truncated: bool
-    difference: str
-
-    @property
-    def same(self) -> bool:
-        """Whether every recorded plan was made again."""
-        return not self.difference
-
-    def explain(self) -> str:
-        """One line for people."""
-        cut = "; the last line was cut short and left out" if self.truncated else ""
-        verdict = self.difference or "every plan is the same"
-        return f"{self.steps} steps replayed{cut}: {verdict}"
-
-
 def encode_header(config: SchedulerConfig) -> str:
     """The first line of a trace."""
-    return _encode("penstock_trace", _Header(TRACE_VERSION, config))
+    return _encode("penstock_trace", Header(TRACE_VERSION, config))
 
 
 def encode_submit(request: SequenceRequest) -> str:
@@ -142,32 +134,32 @@ def encode_submit(request: SequenceRequest) -> str:
 
 def encode_abort(seq_id: str, reason: FinishReason = FinishReason.ABORT, message: str = "") -> str:
     """A call of `Scheduler.abort`."""
-    return _encode("abort", _Abort(seq_id, reason, message))
+    return _encode("abort", Abort(seq_id, reason, message))
 
 
 def encode_reset() -> str:
     """A call of `Scheduler.reset_prefix_cache`."""
-    return _encode("reset", _Reset())
+    return _encode("reset", Reset())
 
 
 def encode_drop() -> str:
     """A call of `Scheduler.drop_in_flight`."""
-    return _encode("drop", _Drop())
+    return _encode("drop", Drop())
 
 
 def encode_fail(killed: bool) -> str:
     """A call of `Scheduler.fail_step`."""
-    return _encode("fail", _Fail(killed))
+    return _encode("fail", Fail(killed))
 
 
 def encode_drafts(drafts: tuple[Draft, ...]) -> str:
     """What the next call of `Scheduler.plan` is given."""
-    return _encode("drafts", _Drafts(drafts))
+    return _encode("drafts", Drafts(drafts))
 
 
 def encode_stored(seq_id: str, blocks: int) -> str:
     """A call of `Scheduler.note_stored`."""
-    return _encode("stored", _Stored(seq_id, blocks))
+    return _encode("stored", Stored(seq_id, blocks))
 
 
 def encode_plan(plan: StepPlan) -> str:
@@ -180,104 +172,56 @@ def encode_result(result: StepResult) -> str:
     return _encode("result", result)
 
 
-def replay(lines: Iterable[str]) -> ReplayReport:
-    """Give a trace's inputs to a fresh scheduler and compare each plan with the recorded one.
-
-    Raises:
-        ConfigError: the trace is corrupt or of another version; the message names the line. A last line that was cut
-            short is no error.
-    """
-    records = _Reader(lines)
-    header = next(iter(records), None)
-    if header is None or not isinstance(header[1], _Header):
-        raise ConfigError("trace", "line 1: not a Penstock trace: the header is missing")
-    if header[1].version != TRACE_VERSION:
-        raise ConfigError("trace", f"line 1: version {header[1].version}; this Penstock reads {TRACE_VERSION}")
-    again, steps = _Replay(Scheduler(header[1].config)), 0
-    for number, record in records:
-        try:
-            again.apply(record)
-        except _Disagreement as difference:
-            return ReplayReport(steps, records.truncated, f"line {number}: {difference}")
-        except PenstockError as error:
-            return ReplayReport(
-                steps, records.truncated, f"line {number}: the scheduler refused what was recorded: {error}"
-            )
-        steps += isinstance(record, StepPlan)
-    return ReplayReport(steps, records.truncated, "")
-
-
-class _Disagreement(Exception):
-    pass
-
-
-class _Replay:
-    """A scheduler to which everything recorded happens again. Owned by `replay`."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._in_flight: deque[StepPlan] = deque()
-        self._drafts: tuple[Draft, ...] = ()
-
-    def apply(self, record: _Record) -> None:
-        """Do what was recorded.
-
-        Raises:
-            _Disagreement: it cannot have happened, or another plan came of it.
-        """
-        match record:
-            case SequenceRequest():
-                self._scheduler.submit(record)
-            case _Abort(seq_id, reason, message):
-                self._scheduler.abort(seq_id, reason, message)
-            case _Reset():
-                self._scheduler.reset_prefix_cache()
-            case _Drop():
-                self._scheduler.drop_in_flight()
-                self._in_flight.clear()
-            case _Fail(killed):
-                self._scheduler.fail_step(killed=killed)
-                self._in_flight.clear()
-            case _Stored(seq_id, blocks):
-                self._scheduler.note_stored(seq_id, blocks)
-            case _Drafts(drafts):
-                self._drafts = drafts
-            case StepPlan():
-                self._plan(record)
-            case StepResult():
-                if not self._in_flight:
-                    raise _Disagreement(f"a result of step {record.step} without its plan")
-                self._scheduler.commit(self._in_flight.popleft(), record)
-            case _Header():
-                raise _Disagreement("a second header")
-
-    def _plan(self, recorded: StepPlan) -> None:
-        drafts, self._drafts = self._drafts, ()
-        plan = self._scheduler.plan(drafts)
-        if plan != recorded:
-            raise _Disagreement(_first_difference(recorded, plan))
-        self._in_flight.append(plan)
-
-
-def _first_difference(recorded: StepPlan, made: StepPlan) -> str:
-    for field in dataclasses.fields(StepPlan):
-        then, now = getattr(recorded, field.name), getattr(made, field.name)
-        if then != now:
-            return f"step {recorded.step}: {field.name} was {then}, is now {now}"
-    raise AssertionError("two plans that differ have a field that differs")
+def stamped(line: str, at: float) -> str:
+    """A record's line with the time at which it happened, in seconds."""
+    return f'{line[:-1]},"at":{at:.6f}}}'
 
 
 # ---- the codec: frozen dataclasses and named tuples <-> JSON, led by their annotations
 
 
-class _Reader:
-    """Iterates over (line number, record). Knows only at the end whether the last line was cut short."""
+class Recorded(NamedTuple):
+    """A line of a trace.
+
+    Attributes:
+        line: its number, from 1.
+        value: what was recorded.
+        at: when, in seconds by the clock of arrival times; None if nobody had a clock.
+    """
+
+    line: int
+    value: Record
+    at: float | None
+
+
+class TraceReader:
+    """Iterates over a trace's records, the header first.
+
+    Args:
+        lines: of the trace.
+
+    Raises:
+        ConfigError: while iterating: the trace is corrupt or of another version; the message names the line. A last
+            line that was cut short is no error.
+
+    Attributes:
+        truncated: whether the last line was cut short, as by a crash, and left out; known at the end.
+    """
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(enumerate(lines, start=1))
         self.truncated = False
 
-    def __iter__(self) -> Iterator[tuple[int, _Record]]:
+    def header(self) -> Header:
+        """Read the first record, which says how the scheduler was made. Call it once, before iterating."""
+        first = next(iter(self), None)
+        if first is None or not isinstance(first.value, Header):
+            raise ConfigError("trace", "line 1: not a Penstock trace: the header is missing")
+        if first.value.version != TRACE_VERSION:
+            raise ConfigError("trace", f"line 1: version {first.value.version}; this Penstock reads {TRACE_VERSION}")
+        return first.value
+
+    def __iter__(self) -> Iterator[Recorded]:
         for number, line in self._lines:
             try:
                 data = json.loads(line)
@@ -286,20 +230,23 @@ class _Reader:
                     raise ConfigError("trace", f"line {number}: not JSON: {error}") from error
                 self.truncated = True
                 return
-            yield number, _decode_record(data, number)
+            yield _decode_record(data, number)
 
 
-def _decode_record(data: Any, number: int) -> _Record:
+def _decode_record(data: Any, number: int) -> Recorded:
+    at = data.pop("at", None) if isinstance(data, dict) else None
     if not isinstance(data, dict) or len(data) != 1 or next(iter(data)) not in KINDS:
         raise ConfigError("trace", f"line {number}: not a record of one of the kinds {', '.join(KINDS)}")
+    if at is not None and type(at) not in (int, float):
+        raise ConfigError("trace", f"line {number}: at: not a number of seconds: {at!r}")
     ((kind, body),) = data.items()
     try:
-        return cast("_Record", _decode(KINDS[kind], body))
+        return Recorded(number, cast("Record", _decode(KINDS[kind], body)), at)
     except (TypeError, ValueError, PenstockError) as error:
         raise ConfigError("trace", f"line {number}: {kind}: {error}") from error
 
 
-def _encode(kind: str, record: _Record) -> str:
+def _encode(kind: str, record: Record) -> str:
     return json.dumps({kind: _plain(record)}, separators=(",", ":"), ensure_ascii=True)
 
 

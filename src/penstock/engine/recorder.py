@@ -1,4 +1,4 @@
-"""Writes the scheduler's inputs and decisions to a file, as a trace that `penstock.core.trace` replays.
+"""Writes the scheduler's inputs and decisions to a file, as a trace that `penstock.core.replaying` replays.
 
 A trace holds token ids of prompts and answers: it is as private as they are. Recording never stops the engine: when the
 file cannot be written any more, that is logged once and recording ends.
@@ -14,6 +14,7 @@ from typing import TextIO
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.plan import Draft, StepPlan, StepResult
+from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.trace import (
@@ -27,6 +28,7 @@ from penstock.core.trace import (
     encode_result,
     encode_stored,
     encode_submit,
+    stamped,
 )
 
 __all__ = ["NoRecorder", "Recorder"]
@@ -37,12 +39,18 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Appends records to a trace file. Owned by the engine; not thread-safe.
 
+    Args:
+        path: of the file, which is made anew.
+        config: of the scheduler.
+        clock: the clock of arrival times; without it records say no times.
+
     Raises:
         ConfigError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, config: SchedulerConfig) -> None:
+    def __init__(self, path: Path, config: SchedulerConfig, clock: Clock | None = None) -> None:
         self._path = path
+        self._clock = clock
         try:
             self._file: TextIO | None = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -92,6 +100,8 @@ class Recorder:
         self._file = None
 
     def _write(self, line: str) -> None:
+        if self._clock is not None:
+            line = stamped(line, self._clock.now())
         self._attempt(lambda file: file.write(line + "\n"))
 
     def _attempt(self, work: Callable[[TextIO], object]) -> None:

@@ -1,8 +1,8 @@
 """Runs requests through the real scheduler and a runner, alone or in a schedule, and collects their outcomes.
 
 Uses neither HTTP nor an engine thread. Generated tokens go through the engine's own detokenizer and stop strings, so a
-stop string ends a sequence while others continue. Every run is recorded as a trace that `penstock.core.trace` replays,
-and counts what its schedule was built for, such as preemptions and plain batches.
+stop string ends a sequence while others continue. Every run is recorded as a trace for `penstock.core.replaying`, and
+counts what its schedule was built for, such as preemptions and plain batches.
 """
 
 from __future__ import annotations

@@ -1,0 +1,127 @@
+"""Replay: feeds a recorded run to a fresh scheduler and compares every plan.
+
+Because a plan is a pure function of the inputs before it, each must come out again, to the last block id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.contract.errors import PenstockError
+from penstock.contract.plan import Draft, StepPlan, StepResult
+from penstock.contract.request import SequenceRequest
+from penstock.core.scheduler import Scheduler
+from penstock.core.trace import Abort, Drafts, Drop, Fail, Header, Record, Reset, Stored, TraceReader
+
+__all__ = ["ReplayReport", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """The outcome of a replay.
+
+    Attributes:
+        steps: plans that were compared and found equal.
+        truncated: whether the last line was cut short, as by a crash, and left out.
+        difference: the first disagreement, with its line; "" when there is none.
+    """
+
+    steps: int
+    truncated: bool
+    difference: str
+
+    @property
+    def same(self) -> bool:
+        """Whether every recorded plan was made again."""
+        return not self.difference
+
+    def explain(self) -> str:
+        """One line for people."""
+        cut = "; the last line was cut short and left out" if self.truncated else ""
+        verdict = self.difference or "every plan is the same"
+        return f"{self.steps} steps replayed{cut}: {verdict}"
+
+
+def replay(lines: Iterable[str]) -> ReplayReport:
+    """Give a trace's inputs to a fresh scheduler and compare each plan with the recorded one.
+
+    Raises:
+        ConfigError: the trace is corrupt or of another version; the message names the line. A last line that was cut
+            short is no error.
+    """
+    records = TraceReader(lines)
+    again, steps = _Replay(Scheduler(records.header().config)), 0
+    for number, record, _ in records:
+        try:
+            again.apply(record)
+        except _Disagreement as difference:
+            return ReplayReport(steps, records.truncated, f"line {number}: {difference}")
+        except PenstockError as error:
+            return ReplayReport(
+                steps, records.truncated, f"line {number}: the scheduler refused what was recorded: {error}"
+            )
+        steps += isinstance(record, StepPlan)
+    return ReplayReport(steps, records.truncated, "")
+
+
+class _Disagreement(Exception):
+    pass
+
+
+class _Replay:
+    """A scheduler to which everything recorded happens again. Owned by `replay`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._in_flight: deque[StepPlan] = deque()
+        self._drafts: tuple[Draft, ...] = ()
+
+    def apply(self, record: Record) -> None:
+        """Do what was recorded.
+
+        Raises:
+            _Disagreement: it cannot have happened, or another plan came of it.
+        """
+        match record:
+            case SequenceRequest():
+                self._scheduler.submit(record)
+            case Abort(seq_id, reason, message):
+                self._scheduler.abort(seq_id, reason, message)
+            case Reset():
+                self._scheduler.reset_prefix_cache()
+            case Drop():
+                self._scheduler.drop_in_flight()
+                self._in_flight.clear()
+            case Fail(killed):
+                self._scheduler.fail_step(killed=killed)
+                self._in_flight.clear()
+            case Stored(seq_id, blocks):
+                self._scheduler.note_stored(seq_id, blocks)
+            case Drafts(drafts):
+                self._drafts = drafts
+            case StepPlan():
+                self._plan(record)
+            case StepResult():
+                if not self._in_flight:
+                    raise _Disagreement(f"a result of step {record.step} without its plan")
+                self._scheduler.commit(self._in_flight.popleft(), record)
+            case Header():
+                raise _Disagreement("a second header")
+
+    def _plan(self, recorded: StepPlan) -> None:
+        drafts, self._drafts = self._drafts, ()
+        plan = self._scheduler.plan(drafts)
+        if plan != recorded:
+            raise _Disagreement(_first_difference(recorded, plan))
+        self._in_flight.append(plan)
+
+
+def _first_difference(recorded: StepPlan, made: StepPlan) -> str:
+    for field in dataclasses.fields(StepPlan):
+        then, now = getattr(recorded, field.name), getattr(made, field.name)
+        if then != now:
+            return f"step {recorded.step}: {field.name} was {then}, is now {now}"
+    raise AssertionError("two plans that differ have a field that differs")
