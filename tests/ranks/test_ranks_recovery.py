@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="ranks are found through /proc"),
 ]
 
-LONG = {"max_tokens": 300, "ignore_eos": True}
+LONG = {"max_tokens": 120, "ignore_eos": True}
 ASKED = [
     {"prompt": "once upon a time", **LONG, "temperature": 0},
     {"prompt": "the sea", **LONG, "temperature": 1.2, "top_p": 0.9, "seed": 11},
