@@ -18,7 +18,18 @@ from pathlib import Path
 
 from contents import problems, tool_problems
 from try_install import Trial, try_in_environment
-from wheels import ABIS, PLATFORMS, ReleaseError, ask_interpreter, build_sdist, build_wheel, find_interpreters, tag
+from wheels import (
+    ABIS,
+    PLATFORMS,
+    Abi,
+    Interpreter,
+    ReleaseError,
+    ask_interpreter,
+    build_kernels,
+    build_sdist,
+    build_wheel,
+    find_interpreters,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
@@ -38,16 +49,29 @@ def build(commands: list[str], folder: Path, output: Path, platforms: list[str])
     archive, source = build_sdist(ROOT, folder, output)
     say(f"{archive.name}  {archive.stat().st_size / 1e6:.1f} MB")
     built = [archive]
-    wanted = [(abi, name) for name in platforms for abi in ABIS]
-    for number, (abi, name) in enumerate(wanted, 1):
-        say(f"wheel {number} of {len(wanted)}: compiling {tag(abi, name)}, minutes; {folder}/{tag(abi, name)}.log")
+    for name in platforms:
+        say(f"{name}: compiling the kernels, minutes")
         begun = time.monotonic()
-        wheel = build_wheel(source, abi, interpreters[abi], name, folder, output)
-        if found := [*problems(wheel, source), *tool_problems(wheel)]:
-            raise ReleaseError("\n".join([f"{wheel.name}:", *found]))
-        say(f"{wheel.name}  {wheel.stat().st_size / 1e6:.1f} MB, {time.monotonic() - begun:.0f} s, in order")
-        built.append(wheel)
+        kernels = build_kernels(source, name, folder)
+        say(f"{name}: compiled in {time.monotonic() - begun:.0f} s")
+        built += [build_sound_wheel(source, abi, interpreters[abi], name, kernels, folder, output) for abi in ABIS]
     return built
+
+
+def build_sound_wheel(
+    source: Path, abi: Abi, interpreter: Interpreter, platform: str, kernels: Path, folder: Path, output: Path
+) -> Path:
+    """A wheel in which nothing is wrong; says that it is there.
+
+    Raises:
+        ReleaseError: it could not be built, or is not as it should be.
+    """
+    begun = time.monotonic()
+    wheel = build_wheel(source, abi, interpreter, platform, kernels, folder, output)
+    if found := [*problems(wheel, source), *tool_problems(wheel)]:
+        raise ReleaseError("\n".join([f"{wheel.name}:", *found]))
+    say(f"{wheel.name}  {wheel.stat().st_size / 1e6:.1f} MB, {time.monotonic() - begun:.0f} s, in order")
+    return wheel
 
 
 def runs_here(wheel: Path) -> bool:
@@ -106,6 +130,9 @@ def main() -> None:
     )
     parser.add_argument("--no-build", action="store_true", help="try what lies in the output already")
     given = parser.parse_args()
+    platforms = given.platforms.split()
+    if unknown := [name for name in platforms if name not in PLATFORMS]:
+        sys.exit(f"--platforms: {', '.join(unknown)} is none of {', '.join(PLATFORMS)}")
     commands = [*given.pythons.split(), *PYTHONS]
     commit = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     taken = subprocess.run(commit, capture_output=True, text=True)
@@ -113,7 +140,7 @@ def main() -> None:
         os.environ.setdefault("SOURCE_DATE_EPOCH", taken.stdout.strip())
     try:
         if not given.no_build:
-            build(commands, given.folder.resolve(), given.output.resolve(), given.platforms.split())
+            build(commands, given.folder.resolve(), given.output.resolve(), platforms)
     except ReleaseError as reason:
         sys.exit(f"no release: {reason}")
     wheels = sorted(wheel for wheel in given.output.glob("penstock-*.whl") if runs_here(wheel))

@@ -37,6 +37,7 @@ class Trial:
     requirements: tuple[str, ...] = ()  # beside the wheel: torch==2.13.0
     find_links: str = ""  # a folder of wheels for pip, beside its index
     requests: int = 20
+    patience: int = 300  # seconds that the server may take to start
 
     def pip(self, python: str, wheel: str, links: str) -> list[str]:
         """The command that installs it; only wheels are taken, so that nothing could be compiled."""
@@ -47,7 +48,15 @@ class Trial:
 
     def check(self, python: str, script: str, model: str) -> list[str]:
         """The command that tries it."""
-        return [python, script, *([model] if model else []), "--requests", str(self.requests)]
+        return [
+            python,
+            script,
+            *([model] if model else []),
+            "--requests",
+            str(self.requests),
+            "--patience",
+            str(self.patience),
+        ]
 
 
 def try_in_environment(trial: Trial, python: str) -> bool:
