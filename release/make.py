@@ -1,8 +1,8 @@
 """Makes a release and tries it: `make dist`.
 
 Builds the source archive, and from it a wheel for each platform and ABI; looks into each wheel; installs each that runs
-here into clean environments, one for each Python that is here, serves the default model there and verifies it. What is
-not as it should be is said, and the exit code is 1.
+here into clean environments, one for each Python that is here, serves the default model there and verifies it. Where
+pip has no torch for CPUs, the kernels alone compute. What is not as it should be is said, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from contents import problems, tool_problems
-from try_install import Trial, try_in_environment
+from try_install import Trial, pinned_torch, try_in_environment
 from wheels import (
     ABIS,
     PLATFORMS,
@@ -50,10 +49,10 @@ def build(commands: list[str], folder: Path, output: Path, platforms: list[str])
     say(f"{archive.name}  {archive.stat().st_size / 1e6:.1f} MB")
     built = [archive]
     for name in platforms:
-        say(f"{name}: compiling the kernels, minutes")
+        say(f"{name}: the kernels, minutes where they are to be compiled")
         begun = time.monotonic()
         kernels = build_kernels(source, name, folder)
-        say(f"{name}: compiled in {time.monotonic() - begun:.0f} s")
+        say(f"{name}: the kernels are there, {time.monotonic() - begun:.0f} s")
         built += [build_sound_wheel(source, abi, interpreters[abi], name, kernels, folder, output) for abi in ABIS]
     return built
 
@@ -80,17 +79,15 @@ def runs_here(wheel: Path) -> bool:
     return wheel.stem.endswith(here.get(platform.system(), "nowhere"))
 
 
-def try_all(wheels: list[Path], commands: list[str], served: str) -> int:
+def try_all(wheels: list[Path], commands: list[str]) -> int:
     """Install the wheels of this platform for each Python that is here; returns how many did not work.
+
+    The default model is served where pip has a torch for CPUs; elsewhere the kernels compute, which needs no torch.
 
     Args:
         wheels: those of this release.
         commands: Pythons; one that is not there is passed over.
-        served: versions for which the default model is served too, such as "3.11 3.13", or "all"; the others let the
-            kernels compute, which needs no torch.
     """
-    torch = re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
-    assert torch is not None
     failed = tried = 0
     for command in commands:
         there = ask_interpreter(command)
@@ -104,13 +101,25 @@ def try_all(wheels: list[Path], commands: list[str], served: str) -> int:
         if there is None or not fitting:
             continue
         version = "{}.{}".format(*there.version)
+        torch = pinned_torch()
+        has_torch = pip_has(there.command, torch)
         say(f"Python {version}: a clean environment, {fitting[-1].name}")
-        serves = served == "all" or version in served.split()
-        trial = Trial(fitting[-1], "default" if serves else "", (torch[0],) if serves else ())
+        if not has_torch:
+            say(f"Python {version}: pip has no {torch}, so no model is served: the kernels alone compute")
+        trial = Trial(fitting[-1], "default", (torch,)) if has_torch else Trial(fitting[-1])
         tried += 1
         failed += not try_in_environment(trial, there.command)
     say(f"{tried - failed} of {tried} installations work")
     return failed if tried else 1
+
+
+def pip_has(python: str, requirement: str) -> bool:
+    """Whether a Python's pip finds a wheel, where it is told to look."""
+    command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--ignore-installed"]
+    return (
+        subprocess.run([*command, "--no-deps", "--only-binary", ":all:", requirement], capture_output=True).returncode
+        == 0
+    )
 
 
 def say(line: str) -> None:
@@ -125,9 +134,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "dist", help="for what is no part of it")
     parser.add_argument("--pythons", default="", help="Pythons to build and to try with, besides those on the path")
     parser.add_argument("--platforms", default=" ".join(PLATFORMS), help="platform tags, all unless told otherwise")
-    parser.add_argument(
-        "--serve-on", default="all", help='versions on which a model is served: "3.11 3.13"; else "all"'
-    )
     parser.add_argument("--no-build", action="store_true", help="try what lies in the output already")
     given = parser.parse_args()
     platforms = given.platforms.split()
@@ -144,7 +150,7 @@ def main() -> None:
     except ReleaseError as reason:
         sys.exit(f"no release: {reason}")
     wheels = sorted(wheel for wheel in given.output.glob("penstock-*.whl") if runs_here(wheel))
-    if try_all(wheels, commands, given.serve_on):
+    if try_all(wheels, commands):
         sys.exit(f"no release: what lies in {given.output} does not work everywhere")
     say(f"the release lies in {given.output}")
 

@@ -9,6 +9,7 @@ a tiny one that the tests write, since an emulated processor is some thirty time
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from try_install import Trial, try_in_root
+from try_install import Trial, pinned_torch, try_in_root
 
 __all__ = ["SYSTEMS", "System", "lacking", "make_root"]
 
@@ -57,8 +58,8 @@ class System:
 
 
 SYSTEMS = (
-    System("bookworm", "amd64", "cp311-cp311", "torch==2.13.0", "default"),
-    # The index has no torch without CUDA for this Python on x86-64; what CUDA brings along is gigabytes.
+    System("bookworm", "amd64", "cp311-cp311", pinned_torch(), "default"),
+    # For this Python the index has torch with CUDA alone, of gigabytes.
     System("trixie", "amd64", "cp312-abi3", "", ""),
     # The last torch that its index has without CUDA for Arm.
     System("bookworm", "arm64", "cp311-cp311", "torch==2.9.1", "tiny", patience=1800),
@@ -100,9 +101,8 @@ def write_tiny_model(folder: Path) -> str:
     """A Llama of a few thousand weights, with a tokenizer, as the tests write it."""
     for room in ("tests", "tests/models"):
         sys.path.insert(0, str(ROOT / room))
-    from tiny_checkpoints import write_lettered
-
-    return str(write_lettered(folder / "tiny-llama", "llama", "wide_heads_untied"))
+    checkpoints = importlib.import_module("tiny_checkpoints")
+    return str(checkpoints.write_lettered(folder / "tiny-llama", "llama", "wide_heads_untied"))
 
 
 def try_system(system: System, wheels: Path, folder: Path, find_links: str) -> bool:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,9 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Trial", "try_in_environment", "try_in_root"]
+__all__ = ["Trial", "pinned_torch", "try_in_environment", "try_in_root"]
 
 CHECK = Path(__file__).with_name("installed.py")
+CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 USER = 10001
 """The number of the user without rights, as in the Dockerfile."""
 
@@ -57,6 +60,14 @@ class Trial:
             "--patience",
             str(self.patience),
         ]
+
+
+def pinned_torch() -> str:
+    """The torch that the project is tested with, for CPUs: torch==2.13.0+cpu."""
+    found = re.search(r"^torch==[\d.]+", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None, CONSTRAINTS
+    # Without the suffix pip takes what its index has for Linux: a build for CUDA, of gigabytes.
+    return found[0] + ("+cpu" if platform.system() == "Linux" else "")
 
 
 def try_in_environment(trial: Trial, python: str) -> bool:

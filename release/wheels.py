@@ -8,6 +8,7 @@ the one of `make cross`, with its options.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import tarfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import cross
@@ -32,6 +34,7 @@ __all__ = [
     "build_sdist",
     "build_wheel",
     "find_interpreters",
+    "ingredients",
     "tag",
 ]
 
@@ -148,10 +151,26 @@ def build_sdist(root: Path, folder: Path, output: Path) -> tuple[Path, Path]:
 
 
 def build_kernels(source: Path, platform: str, folder: Path) -> Path:
-    """The kernels of an unpacked source archive for a platform, an archive of objects; minutes."""
-    work = folder / platform
+    """The kernels of an unpacked source archive for a platform, an archive of objects.
+
+    Takes minutes, and nothing where they were made of the same before.
+    """
+    work, made_of = folder / platform, ingredients(source / "native", platform)
+    kernels, label = work / "libpenstock_kernels.a", work / "made-of"
+    if kernels.exists() and label.exists() and label.read_text(encoding="ascii") == made_of:
+        return kernels
     shutil.rmtree(work, ignore_errors=True)
-    return cross.build(PLATFORMS[platform], source / "native", work, "penstock_kernels")
+    built = cross.build(PLATFORMS[platform], source / "native", work, "penstock_kernels")
+    label.write_text(made_of, encoding="ascii")
+    return built
+
+
+def ingredients(native: Path, platform: str) -> str:
+    """A digest of what compiled kernels depend on: sources, with their options, target and compiler."""
+    digest = hashlib.sha256(f"{cross.TARGETS[PLATFORMS[platform]]} {version('ziglang')}".encode())
+    for path in sorted(path for path in native.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        digest.update(f"\0{path.relative_to(native)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def build_wheel(

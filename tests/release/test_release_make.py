@@ -52,6 +52,40 @@ def test_the_kernels_of_a_platform_are_compiled_once_and_linked_for_every_abi(to
     assert len(built) == 5
 
 
+def test_kernels_are_compiled_again_when_something_that_they_are_made_of_changed(tools, monkeypatch, tmp_path):
+    wheels = tools("wheels")
+    compiled, installed = [], {"ziglang": "1"}
+
+    def build(target, source, folder, goal):
+        folder.mkdir(parents=True)
+        compiled.append((source / "a.cpp").read_text())
+        kernels = folder / f"lib{goal}.a"
+        kernels.touch()
+        return kernels
+
+    monkeypatch.setattr(wheels.cross, "build", build)
+    monkeypatch.setattr(wheels, "version", installed.get)
+    native = tmp_path / "source" / "native"
+    native.mkdir(parents=True)
+
+    def kernels_of(text, platform="manylinux_2_28_x86_64"):
+        (native / "a.cpp").write_text(text)
+        return wheels.build_kernels(tmp_path / "source", platform, tmp_path / "build")
+
+    assert kernels_of("1") == kernels_of("1")
+    kernels_of("2")
+    kernels_of("2", "manylinux_2_28_aarch64")
+    assert compiled == ["1", "2", "2"]
+    installed["ziglang"] = "2"
+    kernels_of("2")
+    (native / "b.h").touch()
+    kernels_of("2")
+    assert len(compiled) == 5
+    (tmp_path / "build" / "manylinux_2_28_x86_64" / "made-of").unlink()  # as when a build was cut off
+    kernels_of("2")
+    assert len(compiled) == 6
+
+
 def test_a_platform_that_is_none_is_refused_by_its_name(tools, monkeypatch, capsys):
     make = tools("make")
     monkeypatch.setattr(sys, "argv", ["make.py", "--platforms", "manylinux_2_28_sparc"])
