@@ -2,8 +2,9 @@
 
     python release/try_debian.py [--only bookworm-amd64] [--find-links FOLDER]
 
-Each system is made once by debootstrap, in build/roots. Systems for Arm run under qemu-user; the model served there is
-a tiny one that the tests write, since an emulated processor is some thirty times slower.
+Each system is made once by debootstrap, in build/roots; one of them is booted, to try the service of docs/service.md.
+Systems for Arm run under qemu-user; the model served there is a tiny one that the tests write, since an emulated
+processor is some thirty times slower.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from try_install import Trial, pinned_torch, try_in_root
+from try_service import try_service
 
 __all__ = ["SYSTEMS", "System", "lacking", "make_root"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = "python3-venv,ca-certificates"
+TO_BOOT = ",systemd-sysv,dbus"
 PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's names of processors, and what `uname -m` calls them."""
 
@@ -40,6 +43,7 @@ class System:
     model: str  # "default" or "tiny"; "" without torch
     requests: int = 20
     patience: int = 300
+    boots: bool = False  # then it has systemd, and the service of docs/service.md is tried too
 
     @property
     def name(self) -> str:
@@ -58,7 +62,7 @@ class System:
 
 
 SYSTEMS = (
-    System("bookworm", "amd64", "cp311-cp311", pinned_torch(), "default"),
+    System("bookworm", "amd64", "cp311-cp311", pinned_torch(), "default", boots=True),
     # For this Python the index has torch with CUDA alone, of gigabytes.
     System("trixie", "amd64", "cp312-abi3", "", ""),
     # The last torch that its index has without CUDA for Arm.
@@ -73,6 +77,8 @@ def lacking(system: System, *, user: int, binfmt: Path = Path("/proc/sys/fs/binf
         return "only root makes and enters another system"
     if shutil.which("debootstrap") is None:
         return "debootstrap is missing: apt-get install debootstrap"
+    if system.boots and shutil.which("systemd-nspawn") is None:
+        return "systemd-nspawn is missing: apt-get install systemd-container"
     if system.emulated and not (binfmt / f"qemu-{PROCESSORS[system.processor]}").exists():
         return (
             f"the kernel does not run programs for {PROCESSORS[system.processor]}: "
@@ -90,7 +96,8 @@ def make_root(system: System, folder: Path) -> Path:
         shutil.rmtree(root, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         say(f"{system.name}: making it with debootstrap, minutes; {folder}/{system.name}.log")
-        command = ["debootstrap", f"--arch={system.processor}", "--variant=minbase", f"--include={PACKAGES}"]
+        packages = PACKAGES + (TO_BOOT if system.boots else "")
+        command = ["debootstrap", f"--arch={system.processor}", "--variant=minbase", f"--include={packages}"]
         with (folder / f"{system.name}.log").open("w", encoding="utf-8") as log:
             subprocess.run([*command, system.suite, str(root)], stdout=log, stderr=log, check=True)
         whole.touch()
@@ -118,7 +125,7 @@ def try_system(system: System, wheels: Path, folder: Path, find_links: str) -> b
         model = write_tiny_model(Path(temporary)) if system.model == "tiny" else system.model
         requirements = (system.torch,) if system.torch else ()
         trial = Trial(wheel, model, requirements, find_links, system.requests, system.patience)
-        return try_in_root(trial, root)
+        return try_in_root(trial, root) and (not system.boots or try_service(root))
 
 
 def say(line: str) -> None:
