@@ -16,7 +16,7 @@ def tools(monkeypatch):
     for folder in ("native", "release"):
         monkeypatch.syspath_prepend(str(ROOT / folder))
     yield __import__
-    for name in ("contents", "cross", "make", "try_debian", "try_install", "try_service", "wheels"):
+    for name in ("contents", "cross", "macho", "make", "try_debian", "try_install", "try_service", "wheels"):
         sys.modules.pop(name, None)
 
 
