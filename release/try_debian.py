@@ -2,7 +2,8 @@
 
     python release/try_debian.py [--only bookworm-amd64] [--find-links FOLDER]
 
-Each system is made once by debootstrap, in build/roots; one of them is booted, to try the service of docs/service.md.
+Each system is made once by debootstrap, in build/roots. In one of them the server runs as in a container, read-only and
+without rights, and is then booted, to try the service of docs/service.md.
 Systems for Arm run under qemu-user; the model served there is a tiny one that the tests write, since an emulated
 processor is some thirty times slower.
 """
@@ -43,7 +44,7 @@ class System:
     model: str  # "default" or "tiny"; "" without torch
     requests: int = 20
     patience: int = 300
-    boots: bool = False  # then it has systemd, and the service of docs/service.md is tried too
+    boots: bool = False  # then what is shown is shown as in a container, and after it the service of docs/service.md
 
     @property
     def name(self) -> str:
@@ -125,7 +126,9 @@ def try_system(system: System, wheels: Path, folder: Path, find_links: str) -> b
         model = write_tiny_model(Path(temporary)) if system.model == "tiny" else system.model
         requirements = (system.torch,) if system.torch else ()
         trial = Trial(wheel, model, requirements, find_links, system.requests, system.patience)
-        return try_in_root(trial, root) and (not system.boots or try_service(root))
+        if not system.boots:
+            return try_in_root(trial, root)
+        return try_in_root(trial, root, container=True) and try_service(root)
 
 
 def say(line: str) -> None:
