@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray test-helm docs-images check format bench reliability cross dist docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray test-helm docs-images check format bench reliability cross dist dist-debian docs docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,8 +86,11 @@ reliability: $(VENV)/.installed-test ## Try what docs/reliability.md promises, a
 cross: build/cross/.installed ## Compile the kernels for Linux and macOS, Arm and x86-64, with clang (a compiler is fetched, 400 MB unpacked)
 	@build/cross/venv/bin/python native/cross.py build/cross
 
-dist: build/cross/.installed-dist ## Build the release, sdist and wheels for Linux and macOS, into dist/, install it and verify it (PYTHONS="/path/to/python3.12 ...", SERVE_ON="3.11")
-	@PYTHONPATH=native:release build/cross/venv/bin/python release/make.py --pythons "$(PYTHONS)" --serve-on "$(or $(SERVE_ON),all)" $(ARGS)
+dist: build/cross/.installed-dist ## Build the release, sdist and wheels for Linux and macOS, into dist/, install it and verify it (PYTHONS="/path/to/python3.12 ...")
+	@PYTHONPATH=native:release build/cross/venv/bin/python release/make.py --pythons "$(PYTHONS)" $(ARGS)
+
+dist-debian: $(VENV)/.installed-test ## Try the wheels of make dist in Debian systems without a compiler, x86-64 and Arm, by root with debootstrap and qemu-user (ARGS="--only bookworm-amd64")
+	@PYTHONPATH=release $(BIN)/python release/try_debian.py $(ARGS)
 
 docs: $(VENV)/.installed-docs ## Build the documentation site into build/site; a warning is an error
 	@$(BIN)/python docs/check.py

@@ -15,7 +15,7 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ISAS", "TARGETS", "Target", "cmake_options", "describe", "zig_cache"]
+__all__ = ["ISAS", "TARGETS", "Target", "build", "cmake_options", "describe", "zig_cache"]
 
 
 class Target(NamedTuple):
@@ -74,8 +74,15 @@ def cmake_options(target: str, folder: Path, include: Path) -> dict[str, str]:
     }
 
 
-def build(target: str, folder: Path) -> bytes:
-    """The module for a target, built in `folder`; where it cannot be built, this program ends with what was said."""
+def build(target: str, source: Path, folder: Path, goal: str = "_native") -> Path:
+    """What CMake makes for a target in `folder`; where it cannot, this program ends with what was said.
+
+    Args:
+        target: one of `TARGETS`.
+        source: the folder of CMakeLists.txt.
+        folder: where to build.
+        goal: `_native`, the module for this Python; or `penstock_kernels`, the part of it that knows no Python.
+    """
     options = cmake_options(target, folder, Path(sysconfig.get_path("include"))) | {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": str(Path(sysconfig.get_path("scripts")) / "ninja"),
@@ -83,9 +90,9 @@ def build(target: str, folder: Path) -> bytes:
         "SKBUILD_SOABI": target,
     }
     settings = [f"-D{name}={value}" for name, value in options.items()]
-    run(["-S", str(Path(__file__).parent), "-B", str(folder), "-G", "Ninja", *settings])
-    run(["--build", str(folder)])
-    return next(folder.glob("_native*.so")).read_bytes()
+    run(["-S", str(source), "-B", str(folder), "-G", "Ninja", *settings])
+    run(["--build", str(folder), "--target", goal])
+    return next(folder.glob("_native*.so" if goal == "_native" else f"lib{goal}.a"))
 
 
 def zig_cache() -> dict[str, str]:
@@ -115,5 +122,6 @@ def describe(target: str, module: bytes) -> str:
 
 if __name__ == "__main__":
     for name in TARGETS:
-        sys.stdout.write(describe(name, build(name, Path(sys.argv[1]).resolve() / name)) + "\n")
+        module = build(name, Path(__file__).parent, Path(sys.argv[1]).resolve() / name)
+        sys.stdout.write(describe(name, module.read_bytes()) + "\n")
         sys.stdout.flush()

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cross
+from macho import macho_problems
 from wheels import PLATFORMS
 
 __all__ = ["as_old", "problems", "tool_problems"]
@@ -105,10 +106,14 @@ def _wrong_module(archive: zipfile.ZipFile, abi: str, python: str, platform: str
     suffix = "abi3" if abi == "abi3" else f"cpython-{python[2:]}-{system}"
     if modules != [f"penstock/_native.{suffix}.so"]:
         yield f"{modules[0]} is not what such a Python imports: penstock/_native.{suffix}.so"
+    content = archive.read(modules[0])
     try:
-        cross.describe(target, archive.read(modules[0]))
+        cross.describe(target, content)
     except SystemExit as wrong:
         yield str(wrong)
+        return
+    if (mac := re.match(r"macosx_(\d+)_(\d+)_", platform)) is not None:
+        yield from (f"{modules[0]}: {problem}" for problem in macho_problems(content, (int(mac[1]), int(mac[2]))))
 
 
 def _is_module(name: str) -> bool:

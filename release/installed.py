@@ -14,8 +14,8 @@ import ctypes
 import importlib
 import json
 import math
-import os
 import platform
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=300, help="seconds that the server may take to start")
     given = parser.parse_args()
     say(f"Python {platform.python_version()} on {platform.machine()}, {platform.libc_ver()[1] or platform.system()}")
-    there = [name for name in COMPILERS for place in os.get_exec_path() if os.access(Path(place) / name, os.X_OK)]
+    there = [name for name in COMPILERS if shutil.which(name)]
     say(f"compiler: {', '.join(there) or 'none'}")
     say(f"penstock {version('penstock')}, {kernels()}")
     if given.model:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -21,9 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Trial", "try_in_environment", "try_in_root"]
+__all__ = ["Trial", "entered", "fails", "pinned_torch", "try_in_environment", "try_in_root"]
 
 CHECK = Path(__file__).with_name("installed.py")
+CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 USER = 10001
 """The number of the user without rights, as in the Dockerfile."""
 
@@ -37,6 +40,7 @@ class Trial:
     requirements: tuple[str, ...] = ()  # beside the wheel: torch==2.13.0
     find_links: str = ""  # a folder of wheels for pip, beside its index
     requests: int = 20
+    patience: int = 300  # seconds that the server may take to start
 
     def pip(self, python: str, wheel: str, links: str) -> list[str]:
         """The command that installs it; only wheels are taken, so that nothing could be compiled."""
@@ -47,21 +51,37 @@ class Trial:
 
     def check(self, python: str, script: str, model: str) -> list[str]:
         """The command that tries it."""
-        return [python, script, *([model] if model else []), "--requests", str(self.requests)]
+        return [
+            python,
+            script,
+            *([model] if model else []),
+            "--requests",
+            str(self.requests),
+            "--patience",
+            str(self.patience),
+        ]
+
+
+def pinned_torch() -> str:
+    """The torch that the project is tested with, for CPUs: torch==2.13.0+cpu."""
+    found = re.search(r"^torch==[\d.]+", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None, CONSTRAINTS
+    # Without the suffix pip takes what its index has for Linux: a build for CUDA, of gigabytes.
+    return found[0] + ("+cpu" if platform.system() == "Linux" else "")
 
 
 def try_in_environment(trial: Trial, python: str) -> bool:
     """Whether the wheel works in a new environment of a Python of this machine, with no compiler on the path."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         venv = Path(temporary) / "venv"
-        if _fails([python, "-m", "venv", str(venv)]):
+        if fails([python, "-m", "venv", str(venv)]):
             return False
         own = str(venv / "bin" / "python")
         script = shutil.copy(CHECK, temporary)
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         variables |= {"PATH": str(venv / "bin"), "CC": "false", "CXX": "false"}
         commands = [trial.pip(own, str(trial.wheel.resolve()), trial.find_links), trial.check(own, script, trial.model)]
-        return not any(_fails(command, cwd=temporary, env=variables) for command in commands)
+        return not any(fails(command, cwd=temporary, env=variables) for command in commands)
 
 
 def try_in_root(trial: Trial, root: Path, python: str = "python3", *, container: bool = False) -> bool:
@@ -96,9 +116,9 @@ def try_in_root(trial: Trial, root: Path, python: str = "python3", *, container:
         trial.pip(own, f"/srv/penstock/{trial.wheel.name}", links),
     ]
     for command in commands:
-        if _fails(_entered(root, command)):
+        if fails(entered(root, command)):
             return False
-    return not _fails(_entered(root, trial.check(own, f"/srv/penstock/{CHECK.name}", model), container=container))
+    return not fails(entered(root, trial.check(own, f"/srv/penstock/{CHECK.name}", model), container=container))
 
 
 def _lend_network(root: Path) -> None:
@@ -109,7 +129,7 @@ def _lend_network(root: Path) -> None:
             shutil.copyfile(name, root / name[1:])
 
 
-def _entered(root: Path, command: Sequence[str], *, container: bool = False) -> list[str]:
+def entered(root: Path, command: Sequence[str], *, container: bool = False) -> list[str]:
     """The command line that runs a command inside `root`, with mounts of its own."""
     steps = ["mount -t proc proc /proc", "mount -t tmpfs tmpfs /dev/shm"]
     start = "exec env -i PATH=/usr/bin:/bin LANG=C.UTF-8 "
@@ -127,7 +147,7 @@ def _entered(root: Path, command: Sequence[str], *, container: bool = False) -> 
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--root={root}", "/bin/sh", "-c", script]
 
 
-def _fails(command: list[str], **settings: object) -> bool:
+def fails(command: list[str], **settings: object) -> bool:
     """Run a command, whose output is the reader's; say it where it fails."""
     code = subprocess.run(command, **settings).returncode  # type: ignore[call-overload]
     if code:

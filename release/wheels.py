@@ -1,12 +1,14 @@
 """Builds what a release consists of: the source archive, and from it wheels that need no compiler.
 
-One wheel for each system holds the kernels of every instruction set; which of them serve is decided where it runs. For
-Python 3.11 a wheel of its own, from 3.12 on one for all, by the stable ABI, which nanobind can use from there on. The
-compiler is the one of `make cross`, with its options.
+Each wheel holds the kernels of every instruction set of its platform; which of them serve is decided where it runs. For
+Python 3.11 there is a wheel of its own, from 3.12 on one for all, by the stable ABI, which nanobind can use from there
+on. The kernels know nothing of Python: they are compiled once for each platform, and linked into both. The compiler is
+the one of `make cross`, with its options.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,11 +18,25 @@ import sys
 import sysconfig
 import tarfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import cross
 
-__all__ = ["ABIS", "PLATFORMS", "Abi", "Interpreter", "build_sdist", "build_wheel", "find_interpreters", "tag"]
+__all__ = [
+    "ABIS",
+    "PLATFORMS",
+    "Abi",
+    "Interpreter",
+    "ReleaseError",
+    "ask_interpreter",
+    "build_kernels",
+    "build_sdist",
+    "build_wheel",
+    "find_interpreters",
+    "ingredients",
+    "tag",
+]
 
 PLATFORMS = {
     "manylinux_2_28_x86_64": "x86_64-linux-gnu",
@@ -134,7 +150,32 @@ def build_sdist(root: Path, folder: Path, output: Path) -> tuple[Path, Path]:
     return archive, source
 
 
-def build_wheel(source: Path, abi: Abi, interpreter: Interpreter, platform: str, folder: Path, output: Path) -> Path:
+def build_kernels(source: Path, platform: str, folder: Path) -> Path:
+    """The kernels of an unpacked source archive for a platform, an archive of objects.
+
+    Takes minutes, and nothing where they were made of the same before.
+    """
+    work, made_of = folder / platform, ingredients(source / "native", platform)
+    kernels, label = work / "libpenstock_kernels.a", work / "made-of"
+    if kernels.exists() and label.exists() and label.read_text(encoding="ascii") == made_of:
+        return kernels
+    shutil.rmtree(work, ignore_errors=True)
+    built = cross.build(PLATFORMS[platform], source / "native", work, "penstock_kernels")
+    label.write_text(made_of, encoding="ascii")
+    return built
+
+
+def ingredients(native: Path, platform: str) -> str:
+    """A digest of what compiled kernels depend on: sources, with their options, target and compiler."""
+    digest = hashlib.sha256(f"{cross.TARGETS[PLATFORMS[platform]]} {version('ziglang')}".encode())
+    for path in sorted(path for path in native.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        digest.update(f"\0{path.relative_to(native)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def build_wheel(
+    source: Path, abi: Abi, interpreter: Interpreter, platform: str, kernels: Path, folder: Path, output: Path
+) -> Path:
     """The wheel of an unpacked source archive for one ABI and platform.
 
     Raises:
@@ -142,12 +183,14 @@ def build_wheel(source: Path, abi: Abi, interpreter: Interpreter, platform: str,
     """
     name = tag(abi, platform)
     work = folder / name
+    shutil.rmtree(work, ignore_errors=True)
     python = _environment(interpreter, folder)
     target = PLATFORMS[platform]
     options = cross.cmake_options(target, work, _headers(interpreter, folder))
     options["SKBUILD_SOABI"] = "abi3" if abi.abi == "abi3" else _soabi(abi, target)
+    options["PENSTOCK_KERNELS"] = str(kernels)
     settings = {f"cmake.define.{key}": value for key, value in options.items()}
-    settings |= {"wheel.tags": name, "build-dir": str(work / "cmake")}
+    settings |= {"wheel.tags": name, "build-dir": str(work / "cmake"), "build.targets": "_native"}
     if abi.abi == "abi3":
         settings["wheel.py-api"] = abi.python
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
@@ -155,7 +198,6 @@ def build_wheel(source: Path, abi: Abi, interpreter: Interpreter, platform: str,
     for key, value in settings.items():
         command += ["--config-settings", f"{key}={value}"]
     log = folder / f"{name}.log"
-    shutil.rmtree(work / "cmake", ignore_errors=True)
     _run(command, log, cross.zig_cache())
     # Without a working compiler the package builds all the same, and leaves its kernels out: not here.
     if "Built WITHOUT the compiled kernels" in log.read_text(encoding="utf-8", errors="replace"):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from written_macho import mach_o
 
 ROOT = Path(__file__).parents[2]
 INFO = "penstock-1.2.3.dist-info"
 ELF_X86 = b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\x3e\0"
 ELF_ARM = b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xb7\0"
-MACH_ARM = b"\xcf\xfa\xed\xfe\x0c\0\0\1"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def contents(monkeypatch):
     import contents
 
     yield contents
-    for name in ("contents", "wheels", "cross"):
+    for name in ("contents", "cross", "macho", "wheels"):
         del sys.modules[name]
 
 
@@ -103,7 +103,7 @@ SOUND = Wheel()
             SOUND,
             tag="cp311-cp311-macosx_14_0_arm64",
             module_name="penstock/_native.cpython-311-darwin.so",
-            module_bytes=module(MACH_ARM, "portable"),
+            module_bytes=mach_o("portable"),
         ),
     ],
     ids=lambda wheel: wheel.tag,
@@ -139,6 +139,10 @@ def test_a_sound_wheel_has_no_problems(contents, source, tmp_path, wheel):
         (
             replace(SOUND, record={"penstock/gone.py": (f"sha256={digest(b'')}", "0")}),
             ["RECORD lists penstock/gone.py, which is not there"],
+        ),
+        (
+            replace(SOUND, tag="cp312-abi3-macosx_14_0_arm64", module_bytes=mach_o("portable", signed=False)),
+            ["penstock/_native.abi3.so: it is not signed"],
         ),
         (replace(SOUND, tag="cp312-abi3-linux_x86_64"), ["is no name of a wheel of this release"]),
     ],
