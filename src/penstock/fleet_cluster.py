@@ -20,9 +20,10 @@ from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.fleet_config import FleetConfig
 from penstock.fleet.description import Options
 
-__all__ = ["cluster", "deployment", "run_replicas"]
+__all__ = ["cluster", "deployment", "end_replicas", "run_replicas"]
 
-APPLICATION = "penstock"
+PREFIX = "penstock-"
+"""Of the names of our applications in Ray, of which a cluster may have others."""
 DEPLOYMENT = "engine"
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
@@ -116,23 +117,41 @@ def deployment(config: EngineConfig, fleet: FleetConfig) -> Any:
     )(EngineReplica)
 
 
-def run_replicas(deployment: Any, options: Options) -> Any:
-    """Start a deployment's replicas, or bring those that run up to these options one by one; returns Ray's handle.
+def run_replicas(name: str, deployment: Any, options: Options) -> Any:
+    """Start a deployment's replicas; returns Ray's handle.
+
+    Those of this name that run are brought up to these options one by one; those of other names are left alone.
 
     Raises:
         SetupError: they cannot be started.
     """
     from ray import serve
 
+    application = PREFIX + name
     try:
         return serve.run(
-            deployment.bind(msgspec.msgpack.encode(options)), name=APPLICATION, route_prefix=None, blocking=False
+            deployment.bind(msgspec.msgpack.encode(options)), name=application, route_prefix=None, blocking=False
         )
     except RuntimeError as error:
-        status = serve.status().applications[APPLICATION].deployments.get(DEPLOYMENT)
+        status = serve.status().applications[application].deployments.get(DEPLOYMENT)
         reason = str(error) if status is None else status.message
         lines = [line for line in reason.splitlines() if line.strip()]
         raise SetupError(f"the replicas could not be started: {lines[-1] if lines else error}") from error
+
+
+def end_replicas(name: str) -> None:
+    """End the replicas of this name, once they have finished their answers.
+
+    Raises:
+        SetupError: there are none.
+    """
+    from ray import serve
+
+    present = [each.removeprefix(PREFIX) for each in serve.status().applications if each.startswith(PREFIX)]
+    if name not in present:
+        others = f"; there are those of {', '.join(sorted(present))}" if present else ""
+        raise SetupError(f"there are no replicas of {name!r} in the cluster{others}")
+    serve.delete(PREFIX + name)
 
 
 def _use_token(*, create: bool) -> None:

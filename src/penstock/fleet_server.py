@@ -31,7 +31,7 @@ from penstock.fleet import FleetClient, Ranking, Replicas
 from penstock.fleet.description import Description, Options
 from penstock.fleet.keys import PromptKeys
 from penstock.fleet.ray_replicas import RayReplica, RayReplicas
-from penstock.fleet_cluster import cluster, deployment, run_replicas
+from penstock.fleet_cluster import cluster, deployment, end_replicas, run_replicas
 from penstock.freed_memory import give_back
 from penstock.journal import AnswerJournal, StreamJournal
 from penstock.model_text import grammars_of, open_model_text
@@ -59,7 +59,7 @@ def serve_fleet(
     announce: Callable[[str], None],
     on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
 ) -> None:
-    """Start replicas, or replace those that run with other options, and serve them until asked to end.
+    """Start replicas, or replace those of the same name, and serve them until asked to end; or end those that run.
 
     Args:
         engine_options: of every replica.
@@ -79,6 +79,12 @@ def serve_fleet(
         raise ConfigError("profile_dir", "is for one engine; a fleet has several")
     if find_spec("ray") is None:
         raise SetupError(_NO_RAY)
+    name = fleet.name_for(engine_options.model)
+    if fleet.ends:
+        with cluster(fleet, announce):
+            end_replicas(name)
+        announce(f"replicas         those of {name} have ended")
+        return
     from penstock.server import create_app
 
     process = ServerProcess(server_options, announce)
@@ -91,7 +97,7 @@ def serve_fleet(
             journal = stack.enter_context(closing(StreamJournal(Path(server_options.journal))))
             answers = stack.enter_context(closing(AnswerJournal(Path(server_options.journal))))
         stack.enter_context(cluster(fleet, process.say))
-        handle = run_replicas(deployment(options.config, fleet), options)
+        handle = run_replicas(name, deployment(options.config, fleet), options)
         replicas = stack.enter_context(RayReplicas(handle))
         first = first_replica(replicas)
         description = first.description
