@@ -4,8 +4,8 @@
 
 Conversations with shared system prompts go to replicas that read prompts one after the other, cache prefixes and
 decode; see `fleet_sim`. Our router reads reports that are up to half a second old; the others know how many requests
-each replica has at that very moment. Every router gets the same conversations, once for each seed. What a router's
-decision costs is measured in real time on the way, so take it from a quiet machine only.
+each replica has at that very moment. Every router gets the same conversations, once for each seed, and its row has the
+medians over the seeds. Nothing is measured in real time, so any machine gives the same figures.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ if importlib.util.find_spec("ray") is None and os.environ.get("PENSTOCK_RAY_TEST
     pytest.skip("Ray is not installed: make test-ray", allow_module_level=True)
 
 STREAMS = 16
+OPTIONS = ("--max-model-len", "512", "--kv-cache-memory", "64MB", "--no-standby")
 PROMPTS = ["Once upon a time", "The sea is", "def main():", "A list of fruits:"]
 
 
@@ -51,9 +53,8 @@ class Fleet:
 @contextmanager
 def fleet(*arguments: str) -> Iterator[Fleet]:
     began, said = time.monotonic(), []
-    options = ["--port", "0", "--max-model-len", "512", "--kv-cache-memory", "64MB", "--no-standby"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "fleet", *options, *arguments],
+        [sys.executable, "-m", "penstock", "fleet", "--port", "0", *OPTIONS, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -193,20 +194,33 @@ def test_a_second_replica_comes_with_the_load_and_goes_with_it():
         asyncio.run(episode(served))
 
 
+@asynccontextmanager
+async def another(ray: str, *options: str) -> AsyncIterator[str]:
+    """The URL of a second server in a fleet's cluster."""
+    command = [sys.executable, "-m", "penstock", "fleet", "--address", ray, "--port", "0", *OPTIONS, *options]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    said = []
+    try:
+        async for line in process.stdout:
+            said.append(line.decode())
+            if found := re.search(r"http://\S+", said[-1]):
+                break
+        else:
+            pytest.fail("".join(said))
+        yield found[0]
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.communicate()
+    assert process.returncode == 0
+
+
 def test_replicas_are_replaced_under_load_and_nothing_fails():
     async def replace(served: Fleet) -> None:
         before = set(served.replicas())
-        options = ("--max-model-len", "512", "--kv-cache-memory", "64MB", "--no-standby", "--max-num-seqs", "32")
-        command = [sys.executable, "-m", "penstock", "fleet", "--address", served.ray, "--port", "0", *options]
-        other = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert other.stdout is not None
-        async for line in other.stdout:
-            if line.startswith(b"listening"):
-                break
-        await happens(lambda: len(served.replicas()) == 2 and before.isdisjoint(served.replicas()))
-        other.send_signal(signal.SIGTERM)
-        await other.communicate()
-        assert other.returncode == 0
+        async with another(served.ray, "--max-num-seqs", "32"):
+            await happens(lambda: len(served.replicas()) == 2 and before.isdisjoint(served.replicas()))
 
     async def episode(served: Fleet) -> None:
         right = await expected(served.url)
@@ -217,6 +231,37 @@ def test_replicas_are_replaced_under_load_and_nothing_fails():
         await happens(lambda: not served.health()["running"])
 
     with fleet("--replicas", "2") as served:
+        asyncio.run(episode(served))
+
+
+def test_another_model_runs_beside_and_is_ended_by_its_name():
+    async def come_and_go(served: Fleet) -> None:
+        before = set(served.replicas())
+        other = ("--name", "other", "--quantization", "int8", "--replicas", "1", "--replica-cpus", "0.5")
+        async with another(served.ray, *other) as url:
+            assert before < set(served.replicas())
+            [said] = await expected(url, 1)
+            assert said
+        assert before < set(served.replicas()), "replicas stay when their server ends"
+        for name, code, told in (("other", 0, "of other have ended"), ("other", 2, "no replicas of 'other'")):
+            end = ("--address", served.ray, "--name", name, "--replicas", "0")
+            ended = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "penstock", "fleet", *end],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+            )
+            assert (ended.returncode, told in ended.stdout + ended.stderr) == (code, True), ended
+        await happens(lambda: set(served.replicas()) == before)
+
+    async def episode(served: Fleet) -> None:
+        right = await expected(served.url, 4)
+        finished = await load(served.url, asyncio.ensure_future(come_and_go(served)), 4)
+        for lane, said in finished:
+            assert said == right[lane]
+
+    with fleet("--replicas", "1", "--replica-cpus", "0.5") as served:
         asyncio.run(episode(served))
 
 

@@ -54,10 +54,38 @@ def test_the_policy_waits_until_every_replica_has_spoken():
     assert policy(context) == (2, {})
 
 
-@pytest.mark.parametrize("replicas", ["0", "a", "3-2", "0-2", "-1", "1-", "2-99999"])
+@pytest.mark.parametrize("replicas", ["a", "3-2", "0-2", "-1", "1-", "2-99999", "0-0"])
 def test_a_number_of_replicas_that_is_none_is_refused(replicas):
     with pytest.raises(ConfigError, match="replicas"):
         FleetConfig(replicas=replicas)
+
+
+def test_replicas_are_ended_in_a_cluster_that_goes_on():
+    assert FleetConfig(replicas="0", address="10.0.0.1:6379").ends
+    assert not FleetConfig(replicas="1", address="10.0.0.1:6379").ends
+    with pytest.raises(ConfigError, match="--address"):
+        FleetConfig(replicas="0")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("HuggingFaceTB/SmolLM2-135M", "SmolLM2-135M"),
+        ("/models/my model#2/", "my-model-2"),
+        ("models/llama.Q4_K_M.gguf", "llama.Q4_K_M.gguf"),
+        ("x" * 500, "x" * 100),
+    ],
+)
+def test_replicas_are_called_like_their_model(model, name):
+    assert FleetConfig().name_for(model) == name
+    assert FleetConfig(name="chat").name_for(model) == "chat"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a/b", "é", "x" * 101, " "])
+def test_a_name_that_ray_could_not_take_is_refused(name):
+    with pytest.raises(ConfigError, match="name"):
+        FleetConfig(name=name)
 
 
 def test_bounds_and_other_numbers():
@@ -86,5 +114,13 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch, tmp_path):
 def test_the_command_knows_its_options():
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
-    for option in ("--replicas", "--address", "--scale-up-wait", "--replica-drain", "--max-num-seqs", "--port"):
+    for option in (
+        "--replicas",
+        "--address",
+        "--name",
+        "--scale-up-wait",
+        "--replica-drain",
+        "--max-num-seqs",
+        "--port",
+    ):
         assert option in shown.output

@@ -107,6 +107,17 @@ def test_a_hot_replica_is_left(count: int):
     assert router.rank(keys, 1024, 12.0)[0] == "r0", "and the first again when it is free"
 
 
+@pytest.mark.parametrize("count", [2, 16, 300])
+def test_nobody_goes_elsewhere_to_read_for_longer_than_the_wait(count: int):
+    router = fleet(count)
+    [keys] = prompts(1, 64)
+    router.sent("r0", keys, 1024, 0.0)
+    router.ended("r0", 1024, 1.0)
+    all_report(router, 10.0)
+    router.report("r0", load(0.9), 10.0)
+    assert router.rank(keys, 1024, 10.0)[0] == "r0", "to read it takes 1.024 s, and others would have to wait for that"
+
+
 def test_one_idle_replica_among_many_busy_ones_takes_no_conversation_away():
     router = fleet(400)
     [keys] = prompts(1, 64)

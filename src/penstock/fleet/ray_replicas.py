@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from penstock.fleet.description import Description
 from penstock.fleet.replica import ReplicaLost, ReplicaState
 from penstock.fleet.wire import read_outputs, read_state, write_request
 
-__all__ = ["RayReplica", "RayReplicas"]
+__all__ = ["RayReplica", "RayReplicas", "read_stream"]
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +52,9 @@ class RayReplica:
     async def generate(self, request: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
         """See `Replica.generate`."""
         messages = self._handle.options(stream=True).generate.remote(write_request(request), to=self._name)
-        ended = False
-        try:
-            while True:
-                try:
-                    message = await anext(messages, None)
-                except Exception as error:  # Ray has a class for each way to lose an actor, and more with each version
-                    ended = True
-                    raise ReplicaLost(f"{type(error).__name__}") from error
-                if message is None:
-                    ended = True
-                    return
-                yield read_outputs(message)
-        finally:
-            if not ended:
-                # It waits for Ray's router, perhaps for long where the replica is gone. In a thread of its own: the
-                # loop's pool resolves requests, and a server that ends waits for that pool.
-                threading.Thread(target=messages.cancel, name="penstock-cancel", daemon=True).start()
+        async with aclosing(read_stream(messages)) as batches:
+            async for outputs in batches:
+                yield outputs
 
     async def abort(self, request_id: str) -> None:
         """See `Replica.abort`."""
@@ -151,6 +138,8 @@ class RayReplicas:
                     return
                 link = RayReplica(self._handle, name, description)
                 await link.ask()
+                if self.answers not in (None, description.answers):
+                    log.warning("replica %s is left out: it has another model, or options that change answers", name)
                 self._links = {**self._links, name: link}
             else:
                 await self._links[name].ask()
@@ -158,10 +147,39 @@ class RayReplicas:
             log.info("replica %s does not say how it is: %s", name or "(any)", error)
 
 
+async def read_stream(messages: Any) -> AsyncGenerator[list[Output], None]:
+    """What a replica answers to one request. Closing early cancels the call, and so aborts the request there.
+
+    Args:
+        messages: the streaming response of Ray's handle.
+
+    Raises:
+        ReplicaLost: before or between outputs; nobody knows how far it came.
+        PenstockError: before the first output, when the replica refuses it.
+    """
+    ended = False
+    try:
+        while True:
+            try:
+                message = await anext(messages, None)
+            except Exception as error:  # Ray has a class for each way to lose an actor, and more with each version
+                ended = True
+                raise ReplicaLost(f"{type(error).__name__}") from error
+            if message is None:
+                ended = True
+                return
+            yield read_outputs(message)
+    finally:
+        if not ended:
+            # It waits for Ray's router, perhaps for long where the replica is gone. In a thread of its own: the
+            # loop's pool resolves requests, and a server that ends waits for that pool.
+            threading.Thread(target=messages.cancel, name="penstock-cancel", daemon=True).start()
+
+
 async def _call(handle: Any, method: str, *arguments: Any, to: str) -> Any:
     """The result of a call to one replica. Raises ReplicaLost."""
     response = getattr(handle, method).remote(*arguments, to=to)
     try:
         return await asyncio.wait_for(response, CALL_SECONDS)
-    except Exception as error:  # as in `RayReplica.generate`
+    except Exception as error:  # as in `read_stream`
         raise ReplicaLost(f"{method}: {type(error).__name__}") from error

@@ -27,6 +27,7 @@ class ReplicaState:
         backlog_seconds: until it has read all prompts that it has accepted.
         waiting_seconds: until it would begin a short request that came now; at least the former.
         retry_after: seconds after which to try again if its queue has no room; 0 while it has.
+        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not learned that yet.
     """
 
     health: Health
@@ -34,6 +35,7 @@ class ReplicaState:
     backlog_seconds: float = 0.0
     waiting_seconds: float = 0.0
     retry_after: int = 0
+    tokens_per_second: float = 0.0
 
     @property
     def load(self) -> ReplicaLoad:
@@ -46,6 +48,7 @@ class ReplicaState:
             slots=health.slots,
             free_blocks=health.free_blocks,
             total_blocks=health.total_blocks,
+            tokens_per_second=self.tokens_per_second,
         )
 
 

@@ -16,6 +16,7 @@ from penstock.contract.errors import EngineDead, Overloaded, PenstockError
 from penstock.contract.events import RequestFailed
 from penstock.contract.ports import Clock
 from penstock.engine import LocalClient
+from penstock.fleet.reading_rate import ReadingRate
 from penstock.fleet.replica import ReplicaLost, ReplicaState
 from penstock.fleet.wire import read_request, write_error, write_outputs, write_state
 from penstock.text import TextModel
@@ -39,6 +40,7 @@ class ReplicaEngine:
         self._text = text
         self._clock = clock
         self._live: dict[str, object] = {}
+        self._rate = ReadingRate()
 
     async def generate(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """The messages that answer one with a request; see `wire`. Closing early aborts it.
@@ -91,9 +93,13 @@ class ReplicaEngine:
     async def current_state(self) -> ReplicaState:
         """As `state`, as a value."""
         backlog, waiting = await self._client.waiting_seconds()
+        health = self._client.health()
+        self._rate.look(self._clock.now(), backlog, health.computed_tokens)
         retry_after = 0
         try:
             self._client.check_queue("")
         except Overloaded as full:
             retry_after = full.retry_after
-        return ReplicaState(self._client.health(), self._client.measurements(), backlog, waiting, retry_after)
+        return ReplicaState(
+            health, self._client.measurements(), backlog, waiting, retry_after, self._rate.tokens_per_second
+        )

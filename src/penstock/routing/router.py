@@ -62,7 +62,7 @@ class Router:
         *,
         most_keys: int = 1_000_000,
         seed: int = 0,
-        affinity: float = 0.5,
+        affinity: float = 1.0,
         tokens_per_second: float = 2000.0,
         silence: float = 5.0,
     ) -> None:
