@@ -132,6 +132,12 @@ class StepTimes:
         """Seconds that these amounts take; 0.0 while unknown."""
         return self._steps.of((*work, 0.0, 0.0) if isinstance(work, Decoding) else (0.0, 0.0, 0.0, *work))
 
+    def of_plan(self, plan: StepPlan) -> float:
+        """Seconds that a plan takes, without a draft model's work and what it reads from a store; 0.0 while unknown."""
+        starts = [row.start for row in plan.rows if _decodes(row)]
+        drafts = sum([len(row.drafts) for row in plan.rows])
+        return self.of(self.decoding(starts)) + self.of(self._chunks_of(plan)) + drafts * self.draft_price(starts)
+
     def decoding(self, starts: list[int]) -> Decoding:
         """The amounts of rows that compute one position each, at `starts`, and draw."""
         seen = starts if self.window is None else [min(start, self.window) for start in starts]
