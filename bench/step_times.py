@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.bench.machine import load_average, provenance
-from penstock.contract.errors import PenstockError
+from penstock.contract.errors import ConfigError, PenstockError
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.step_time import StepTimes
@@ -101,9 +101,8 @@ def record(model: str, trace: Path, seconds: float, options: dict[str, Any], see
     """Compute the load until its steps have taken so many seconds; returns the engine's start report."""
     from penstock import LLM
 
-    limits: dict[str, Any] = {"max_num_batched_tokens": _CHUNK, "max_model_len": 4096, "max_num_seqs": 64}
-    settings = {"prefix_caching": False, "speculate": False, "record": str(trace)} | limits | options
-    with LLM(model, **settings) as llm, trace.open(encoding="utf-8") as written:
+    settings = {"prefix_caching": False, "speculate": False, "max_num_batched_tokens": _CHUNK, "record": str(trace)}
+    with LLM(model, **(settings | options)) as llm, trace.open(encoding="utf-8") as written:
         taken, rng = 0.0, random.Random(seed)
         while taken < seconds:
             episode = rng.random()
@@ -286,9 +285,11 @@ def main() -> None:
             for name in [] if traces else names:
                 model, chosen = _case(name, folder)
                 path = folder / f"{name.replace('/', '-').replace(':', '-')}.trace"
-                found[name] = {"report": record(
-                    model, path, options.learn + options.measure, chosen | {"threads": options.threads}
-                )}
+                found[name] = {
+                    "report": record(
+                        model, path, options.learn + options.measure, chosen | {"threads": options.threads}
+                    )
+                }
                 found[name] |= _evaluate(name, path, options.learn)
             for name, path in traces.items():
                 found[name] = _evaluate(name, path, options.learn)
@@ -302,7 +303,11 @@ def main() -> None:
 def _evaluate(name: str, path: Path, learn: float) -> dict[str, Any]:
     with path.open(encoding="utf-8") as lines:
         config, steps = measured_steps(lines)
-        rows = summary(foresee(StepTimes(config.window), steps), learn)
+        try:
+            times = StepTimes(config.window, config.step_times)
+        except ConfigError:  # recorded when steps had other parts
+            times = StepTimes(config.window)
+        rows = summary(foresee(times, steps), learn)
     print(f"{name}\n{table(rows)}\n", flush=True)
     return {"errors": rows}
 
