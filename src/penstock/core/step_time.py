@@ -150,8 +150,11 @@ class StepTimes:
     def of_plan(self, plan: StepPlan) -> float:
         """Seconds that a plan takes, without a draft model's work and what it reads from a store; 0.0 while unknown."""
         starts = [row.start for row in plan.rows if _decodes(row)]
-        drafts = sum([len(row.drafts) for row in plan.rows])
-        return self.of(self.decoding(starts)) + self.of(self._chunks_of(plan)) + drafts * self.draft_price(starts)
+        return self._expected(self.decoding(starts), self._chunks_of(plan), _drafts_of(plan), starts)
+
+    def _expected(self, decoding: Decoding, chunks: Chunks, drafts: float, starts: list[int]) -> float:
+        guessed = drafts * self.draft_price(starts) if drafts else 0.0
+        return self._steps.of((*decoding, *chunks)) + guessed
 
     def decoding(self, starts: list[int]) -> Decoding:
         """The amounts of rows that compute one position each, at `starts`, and draw."""
@@ -186,16 +189,17 @@ class StepTimes:
         self.error = None
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
-        expected = self.of_plan(plan)
-        if expected > 0.0:
-            self.error = abs(expected - seconds) / seconds
         starts = [row.start for row in plan.rows if _decodes(row)]
         decoding, chunks = self.decoding(starts), self._chunks_of(plan)
-        drafts = float(sum([len(row.drafts) for row in plan.rows]))
+        drafts = _drafts_of(plan)
+        expected = self._expected(decoding, chunks, drafts, starts)
+        if expected > 0.0:
+            self.error = abs(expected - seconds) / seconds
         if not chunks.positions:
             self._learn_price(starts, drafts, seconds, self.of(decoding))
         self.knows_chunks = self.knows_chunks or chunks.positions > 0
-        self._steps.learn((*decoding, *chunks), seconds, drafts * self.draft_price(starts))
+        guessed = drafts * self.draft_price(starts) if drafts else 0.0
+        self._steps.learn((*decoding, *chunks), seconds, guessed)
 
     def _learn_price(self, starts: list[int], drafts: float, seconds: float, of_rows: float) -> None:
         """A decoding step took this long, of which its rows are expected to take `of_rows`.
@@ -218,6 +222,10 @@ class StepTimes:
                 of = chunk_of(row.start, row.count, self.window)
                 positions, pairs = positions + of.positions, pairs + of.pairs
         return Chunks(positions, pairs)
+
+
+def _drafts_of(plan: StepPlan) -> float:
+    return float(sum([len(row.drafts) for row in plan.rows]))
 
 
 def _decodes(row: Row) -> bool:
