@@ -134,7 +134,7 @@ def _run_episode(llm: Any, rng: random.Random) -> None:
 def _add(llm: Any, rng: random.Random, prompt: int, tokens: int) -> None:
     from penstock import SamplingParams
 
-    ids = [rng.randrange(10, 250) for _ in range(prompt)]
+    ids = [rng.randrange(10, min(250, llm.card.vocab_size)) for _ in range(prompt)]
     llm.add_request(ids, SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))
 
 

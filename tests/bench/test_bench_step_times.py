@@ -80,6 +80,7 @@ def test_errors_are_of_what_was_expected_before_a_step_was_learned_and_of_the_sa
 def test_a_real_engine_computes_the_load_and_its_trace_is_evaluated(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(step_times, "_LONGEST", 100)
     monkeypatch.setattr(step_times, "_CONTEXTS", 200)
+    monkeypatch.setattr(step_times, "_CHUNK", 64)
     target = tmp_path / "record.json"
     arguments = [f"{tiny}:none", "--learn", "0.05", "--measure", "0.05", "--threads", "1", "--json", str(target)]
     monkeypatch.setattr("sys.argv", ["step_times.py", *arguments, "--traces", str(tmp_path)])
