@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -57,7 +58,7 @@ def calculated_times(
             rates[arithmetic] = _operations_a_second(backend, arithmetic)
         return rates[arithmetic]
 
-    seconds = parts_of(lambda row: cost(program, [row], kv_dtype), rate, decoding_seconds)
+    seconds = parts_of(cache(lambda row: cost(program, [row], kv_dtype)), rate, decoding_seconds)
     return KnownTimes(KnownParts(seconds, tuple(_DOUBT * each for each in seconds), _PACE))
 
 
