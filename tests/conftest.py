@@ -70,6 +70,9 @@ if WORKER:
 os.environ["PENSTOCK_KV_STORE"] = "off"
 """A server that a test starts reads no blocks of another's, and leaves none in the user's cache; or it says where."""
 
+os.environ["PENSTOCK_KEEP_STEP_TIMES"] = "false"
+"""Nor does it begin with what another has learned."""
+
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 """Each HTTP client reads the authorities' certificates, 20 ms of work that 127.0.0.1 has no use for."""
 

@@ -44,10 +44,12 @@ from penstock.engine import (
 )
 from penstock.freed_memory import give_back
 from penstock.journal import AnswerJournal, StreamJournal, model_digest
+from penstock.kept_times import KeptTimes, kept_times
 from penstock.model_text import open_model_text
 from penstock.store import BlockStore, StatefulPrefixes, folder_at
 from penstock.text import TextModel
 from penstock.watchdog import Watchdog
+from penstock.weights.locate import default_cache_dir
 
 if TYPE_CHECKING:
     from penstock.kv_events import KvEventPublisher
@@ -81,6 +83,7 @@ class Assembly:
     computing: Computing
     drafter: SuffixDrafter | None
     kv_events: KvEventPublisher | None = None
+    kept_times: KeptTimes | None = None
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
         """The cost of a step with these rows."""
@@ -103,12 +106,18 @@ class Assembly:
             SystemClock(),
             QueueLimits(config.max_queued_requests, config.max_queued_tokens, config.max_queue_seconds),
             on_death,
-            on_rest=give_back,
+            on_rest=self._rest,
         )
         room = None if memory is None else self._bound(memory)
         folder = AdapterFolder(config.lora_dir) if config.lora_dir else None
         loop.start()
         return LocalClient(self.intake, loop, profiles, room, folder)
+
+    def _rest(self) -> None:
+        """The engine, in whose thread this is, has nothing to do."""
+        give_back()
+        if self.kept_times is not None:
+            self.kept_times.write(self.engine.scheduler.step_times)
 
     def _bound(self, memory: MemoryBudget) -> WaitingRoom:
         room, grammars = WaitingRoom(memory.outputs), self.computing.grammars
@@ -122,6 +131,8 @@ class Assembly:
     def close(self) -> None:
         """End the engine and free its memory."""
         self.engine.close()
+        if self.kept_times is not None:
+            self.kept_times.write(self.engine.scheduler.step_times)
         if self.kv_events is not None:
             self.kv_events.close()
         self.computing.grammars.close()
@@ -163,6 +174,7 @@ def assemble(
     watchdog: Watchdog | None = None,
     *,
     tenants: bool = False,
+    keeps_times: bool = False,
 ) -> Assembly:
     """Find, load and connect everything that an engine needs.
 
@@ -173,6 +185,7 @@ def assemble(
         starting: a start already begun with the same options; owned by this function from now on.
         watchdog: watches every step, if given.
         tenants: whether requests come from tenants that can be told apart: the policy `auto` then means `fair`.
+        keeps_times: whether what is learned of step times is kept for the next start, unless the operator says no.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -198,7 +211,10 @@ def assemble(
         if config.scheduling_policy == "auto":
             config = replace(config, scheduling_policy="fair" if tenants else "fcfs")
         drafter = SuffixDrafter(MemoryBudget(config.memory_limit).recent_answers) if config.speculate else None
-        engine, intake = _join(config, computing, text, card, drafter, watchdog, kv_events)
+        kept = None
+        if keeps_times and config.keep_step_times:
+            kept = kept_times(cache_dir or default_cache_dir(os.environ), computing.facts)
+        engine, intake = _join(config, computing, text, card, drafter, watchdog, kv_events, kept)
         for line in _load_adapters(engine, config):
             say(line)
         if kv_events is not None:
@@ -209,7 +225,7 @@ def assemble(
             kv_events.close()
         starting.close()
         raise
-    return Assembly(engine, intake, model, text, card, config, tuple(report), computing, drafter, kv_events)
+    return Assembly(engine, intake, model, text, card, config, tuple(report), computing, drafter, kv_events, kept)
 
 
 def _kv_events(config: EngineConfig) -> KvEventPublisher | None:
@@ -299,6 +315,7 @@ def _join(
     drafter: SuffixDrafter | None,
     watchdog: Watchdog | None,
     kv_events: KvEventPublisher | None,
+    kept: KeptTimes | None,
 ) -> tuple[Engine, Intake]:
     """The engine around a runner, and the intake that hands it requests."""
     facts, memory = computing.facts, computing.facts.memory
@@ -319,6 +336,7 @@ def _join(
         step_target_ms=config.step_target_ms,
         storing=bool(facts.kv_folder),
         draft_context=facts.draft_context,
+        step_times=(None if kept is None else kept.read()) or facts.step_times,
     )
     stored = _stored_blocks(facts) if facts.kv_folder else None
     clock = SystemClock()
@@ -384,7 +402,9 @@ def serve(
     journal = StreamJournal(Path(server_options.journal)) if server_options.journal else None
     answers = AnswerJournal(Path(server_options.journal)) if server_options.journal else None
     watchdog, access = Watchdog(), process.access
-    assembly = assemble(engine_options, cache_dir, process.say, starting, watchdog, tenants=bool(access.keys))
+    assembly = assemble(
+        engine_options, cache_dir, process.say, starting, watchdog, tenants=bool(access.keys), keeps_times=True
+    )
     card, facts = assembly.card, assembly.computing.facts
     for each in (journal, answers):
         if each is not None:
@@ -440,7 +460,7 @@ def local_application(
     from penstock import server
     from penstock.server.http.access import Access
 
-    assembly = assemble(config, cache_dir, announce)
+    assembly = assemble(config, cache_dir, announce, keeps_times=True)
     memory = MemoryBudget(config.memory_limit)
     client = assembly.start_client(memory=memory)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.adapter_loading import adapter_slots
+from penstock.calculated_times import calculated_times
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
@@ -118,7 +119,7 @@ def build_runner(
     drafter = None if draft is None else drafter_of(draft, loaded, memory.num_blocks, memory.block_size, *slots)
     adapters = adapter_slots(config, loaded)
     runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, adapters, foresees=config.speculate)
-    runner.warm_up()
+    decoding_seconds = runner.warm_up()
     facts = RunnerFacts(
         config=config,
         memory=memory,
@@ -130,6 +131,7 @@ def build_runner(
         kv_folder="" if store is None else str(store.blocks.folder.path),
         state_folder="" if store is None or store.states is None else str(store.states.folder.path),
         draft_context=0 if draft is None else draft.shape.max_positions,
+        step_times=calculated_times(loaded.program, loaded.kv_dtype, loaded.backend, decoding_seconds),
     )
     return runner, facts
 

@@ -55,7 +55,9 @@ class EngineReplica:
         self._watchdog = Watchdog()
         cache_dir = Path(options.cache_dir)
         starting = start_computing(config, cache_dir, serves=True)
-        assembly = assemble(config, cache_dir, log.info, starting, self._watchdog, tenants=options.tenants)
+        assembly = assemble(
+            config, cache_dir, log.info, starting, self._watchdog, tenants=options.tenants, keeps_times=True
+        )
         self._around.callback(assembly.close)
         client = assembly.start_client(memory=MemoryBudget(assembly.config.memory_limit))
         self._around.callback(client.close)

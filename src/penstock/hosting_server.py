@@ -226,6 +226,7 @@ class _Loader:
             starting,
             watchdog,
             tenants=bool(self._process.access.keys),
+            keeps_times=True,
         )
         around = ExitStack()
         around.enter_context(watchdog.looking())

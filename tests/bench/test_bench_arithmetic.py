@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.arithmetic import Spread, percentile, percentiles
-from penstock.bench.machine import commit, processor_name, provenance
+from penstock.bench.machine import commit, provenance
+from penstock.processor import processor_name
 
 SAMPLES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
 

@@ -80,6 +80,7 @@ NOBODY_ASKS |= {
     "lora_dir",
 }
 NOBODY_ASKS |= {"kv_events", "kv_events_replay", "kv_events_topic", "kv_events_format", "kv_events_buffer"}
+NOBODY_ASKS |= {"keep_step_times"}
 """Options that mean nothing where one asks whom nobody waits beside, by no name, and who offers no tools."""
 
 OWN_DEFAULTS = {"run-batch": {"step_target_ms": 0}}

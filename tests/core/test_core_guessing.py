@@ -152,6 +152,12 @@ def test_guesses_that_become_right_are_found_out():
     assert plan.step < 2800, "2,500 tokens in fewer than 1,300 steps"
 
 
+def test_a_draft_model_is_tried_now_and_then_however_long_a_pass_of_it_takes():
+    """A pass of 80 ms is more than is saved up for quick ones."""
+    guessed = serve(Costs(step=0.5, each_pass=0.08), 0.0, tokens=600)
+    assert 0 < guessed.guessing < 0.02 * guessed.seconds
+
+
 def test_a_short_answer_to_a_long_prompt_is_not_worth_catching_up():
     """2,000 positions take as long as 20 steps: an answer of 10 tokens never pays for them, one of 600 does."""
     costs = Costs(each=0.0002)

@@ -122,6 +122,24 @@ def test_a_time_that_cannot_be_teaches_nothing(seconds):
     assert [expected(times, step) for step in SHAPES] == before
 
 
+def test_the_error_of_a_step_is_what_was_expected_before_it_was_learned():
+    times, step = taught(), SHAPES[2]
+    before = expected(times, step)
+    assert times.of_plan(step) == pytest.approx(before)
+    times.learn(step, 2 * before)
+    assert times.error == pytest.approx(0.5)
+    times.learn(plan(part(0, 256)), 0.1)  # draws nothing
+    assert times.error is None
+
+
+def test_nothing_is_expected_of_the_first_step_and_a_plan_is_expected_with_its_drafts():
+    times = StepTimes()
+    times.learn(plan(decode(100)), 0.01)
+    assert times.error is None
+    price = times.draft_price([100])
+    assert times.of_plan(plan(decode(100, drafts=3))) == pytest.approx(times.of_plan(plan(decode(100))) + 3 * price)
+
+
 def test_a_step_that_draws_nothing_teaches_nothing():
     times = StepTimes()
     times.learn(plan(part(0, 256)), 1e-6)
@@ -194,7 +212,7 @@ def test_a_step_of_which_all_parts_are_expected_to_take_no_time_is_learned_like_
     for number in range(40):
         count = 10 + 37 * number % 90
         times.learn(plan(decode(0), part(0, count)), 0.01 * count - 0.05)
-    assert expected(times, plan(decode(0))) == 0.0
+    assert expected(times, plan(decode(0))) == pytest.approx(0.0, abs=1e-9)
     for _ in range(20):
         times.learn(plan(decode(0)), 0.002)
     assert expected(times, plan(decode(0))) == pytest.approx(0.002, rel=0.2)

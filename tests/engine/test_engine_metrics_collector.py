@@ -84,6 +84,16 @@ def test_a_chunked_prompt_spends_a_step_a_chunk_in_prefill():
     assert values(m.time_per_output_token) == (0, 0.0)  # one token has no gap
 
 
+def test_how_wrongly_a_step_was_foreseen_is_counted_from_the_second_step_on():
+    harness = timed()
+    harness.submit("abcde", max_tokens=4)
+    harness.run()
+    m = harness.engine.measurements()
+    count, total = values(m.step_time_error)
+    assert count == 3  # of the first step nothing was expected
+    assert 0 < total < 3 * 2.0
+
+
 def test_cached_prompt_tokens_are_counted_apart():
     harness = timed()
     harness.submit("abcdefghij", max_tokens=1)

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from penstock.processor import cpus, processor_name
 from penstock.version import __version__
 
 __all__ = ["cpus", "load_average", "provenance"]
 
-_CPUINFO = Path("/proc/cpuinfo")
 _SOURCE = Path(__file__).resolve().parent
 
 
@@ -33,21 +33,6 @@ def provenance() -> dict[str, Any]:
             "load_average": load_average(),
         },
     }
-
-
-def cpus() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def processor_name(cpuinfo: Path = _CPUINFO) -> str:
-    """The processor's model name; its architecture if the system does not tell."""
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int | None:

@@ -244,6 +244,12 @@ class EngineConfig:
         "Batches of KV events, one a step, that are kept for --kv-events-replay; as many may wait for a slow reader.",
         front=Front.HTTP,
     )
+    keep_step_times: bool = option(
+        True,
+        "Keep what was learned of step times in the cache directory, some numbers for each model, for the next start on"
+        " this machine.",
+        front=Front.HTTP,
+    )
     record: str = option("", "Write every step's plan and result to this file (JSON lines), for replay.")
 
     def __post_init__(self) -> None:

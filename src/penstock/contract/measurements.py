@@ -155,6 +155,7 @@ class Measurements(SchedulerStats):
         request_choices: choices that a request asks for.
         request_longest_choice: tokens of a request's longest choice.
         step_tokens: positions computed in one step.
+        step_time_error: by how much a step's time was foreseen wrongly, as a share of what it took.
     """
 
     block_size: int
@@ -192,4 +193,5 @@ class Measurements(SchedulerStats):
     request_choices: Histogram
     request_longest_choice: Histogram
     step_tokens: Histogram
+    step_time_error: Histogram
     adapters: AdaptersInUse | None = None

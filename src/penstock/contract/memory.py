@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.contract.config import EngineConfig
+from penstock.contract.known_times import KnownTimes
 
 __all__ = ["MemoryReport", "RunnerFacts", "readable_bytes"]
 
@@ -100,6 +101,8 @@ class RunnerFacts:
         kv_folder: folder of saved KV blocks; "" if none are saved.
         state_folder: folder of saved recurrent states; "" if none are saved.
         draft_context: the most positions that the draft model can compute; 0 without a draft model.
+        step_times: what steps should take, by the program's cost and the machine's limits; None where these cannot be
+            measured.
     """
 
     config: EngineConfig
@@ -112,6 +115,7 @@ class RunnerFacts:
     kv_folder: str = ""
     state_folder: str = ""
     draft_context: int = 0
+    step_times: KnownTimes | None = None
 
 
 def readable_bytes(count: int) -> str:

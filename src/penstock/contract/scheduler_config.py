@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.contract.errors import ConfigError
+from penstock.contract.known_times import KnownTimes
 
 __all__ = ["POLICIES", "SchedulerConfig", "most_blocks"]
 
@@ -44,6 +45,7 @@ class SchedulerConfig:
             `penstock verify` wants.
         storing: whether full blocks are saved beyond the process, and stored ones read instead of computed.
         draft_context: positions that the draft model can compute; 0: there is no draft model.
+        step_times: what is known of step times before the first step; None if nothing is.
     """
 
     num_blocks: int
@@ -65,6 +67,7 @@ class SchedulerConfig:
     weigh_drafts: bool = True
     storing: bool = False
     draft_context: int = 0
+    step_times: KnownTimes | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "depth"):

@@ -32,7 +32,7 @@ _PROBES = 0.01
 """The share of the time for guesses that are not expected to pay."""
 
 _SAVED = 0.05
-"""Seconds of that time that can be saved up; also the initial amount."""
+"""Seconds of that time that can be saved up, or what a probe takes if that is more; also the initial amount."""
 
 _FEW = 16
 """Positions that the draft model may catch up on in any step."""
@@ -82,7 +82,7 @@ class Guessing:
         chances: what is known of guesses.
     """
 
-    __slots__ = ("_allowance", "_chances", "_config", "_paying", "_pool", "_times", "_unfollowed")
+    __slots__ = ("_allowance", "_chances", "_config", "_paying", "_pool", "_probe_seconds", "_times", "_unfollowed")
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool, times: StepTimes, chances: DraftChances) -> None:
         self._config = config
@@ -90,6 +90,7 @@ class Guessing:
         self._times = times
         self._chances = chances
         self._allowance = _SAVED  # seconds for guesses that may not pay
+        self._probe_seconds = 0.0  # of the last probe that was too expensive
         self._paying = 1.0  # the share of recent steps in which guesses were worth their time
         self._unfollowed = 0  # new sequences since the last one that was followed
 
@@ -126,7 +127,8 @@ class Guessing:
     def learn(self, result: StepResult) -> None:
         """A step was computed."""
         if 0.0 < result.seconds < float("inf"):
-            self._allowance = min(_SAVED, self._allowance + _PROBES * result.seconds)
+            most = max(_SAVED, self._probe_seconds)
+            self._allowance = min(most, self._allowance + _PROBES * result.seconds)
         if result.guessing is not None:
             self._times.learn_guessing(result.guessing)
 
@@ -208,6 +210,8 @@ class Guessing:
         if cost <= self._allowance:
             self._allowance -= cost
             self._order_row(builder, one.at, follow, int(follow == one.behind), spare)
+        else:
+            self._probe_seconds = cost
 
     def _order_all(self, builder: PlanBuilder, found: Sequence[_Candidate], spare: int) -> None:
         """Order guesses of every length for every row, to test that no answer depends on them."""

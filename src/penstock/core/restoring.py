@@ -1,6 +1,6 @@
 """KV blocks outside memory: which ones to save, and how many to read instead of computing them.
 
-Decides whether reading is worth its time, from measured reads and the estimated time to compute (`core.step_time`), and
+Decides whether reading is worth its time, from what reading and computing are expected to take (`core.step_time`), and
 how much one step reads. Does not know where blocks are stored. `Scheduler.note_stored` says that some are; if they turn
 out to be gone, they are computed. Invariant: what is to be saved is sealed and keeps its block until the next plan.
 """
@@ -28,9 +28,6 @@ _STEPS_ALONE = 4
 _SHARE = 0.5
 """The share of a step's target that reading may take while any sequence decodes."""
 
-_RATE = 0.25
-"""The share of an error that is corrected at once, as in `core.step_time`."""
-
 _TRY_AGAIN = 16
 """One of this many restores is done although it does not seem worth its time: disks may have become faster."""
 
@@ -47,7 +44,6 @@ class Restoring:
         self._config = config
         self._pool = pool
         self._times = times
-        self._seconds = 0.0  # a position
         self._refused = 0
         self._saves: list[Save] = []
         self._state_saves: list[Save] = []
@@ -111,9 +107,10 @@ class Restoring:
         most = max(1, config.max_num_batched_tokens // config.block_size)
         if not any(decodes(seq) for seq in running):
             return _STEPS_ALONE * most
-        if not (config.step_target_ms and self._seconds):
+        block = self._times.reading(config.block_size)
+        if not (config.step_target_ms and block):
             return most
-        affordable = _SHARE * config.step_seconds / (self._seconds * config.block_size)
+        affordable = _SHARE * config.step_seconds / block
         return max(1, min(most, int(affordable)))
 
     def learn(
@@ -125,9 +122,7 @@ class Restoring:
             if row.stored:
                 count += row.count if of_row is None else of_row.restored * size
         self.restored_tokens += count
-        if count and 0.0 < result.restoring < float("inf"):
-            seconds = result.restoring / count
-            self._seconds += (_RATE if self._seconds else 1.0) * (seconds - self._seconds)
+        self._times.learn_reading(count, result.restoring)
         computed = tuple(row for row in plan.rows if not row.stored)
         return replace(plan, rows=computed), replace(result, seconds=result.seconds - result.restoring)
 
@@ -138,7 +133,7 @@ class Restoring:
 
     def _is_worth_it(self, start: int, count: int) -> bool:
         computing = self._times.of(chunk_of(start, count, self._times.window))
-        if not computing or self._seconds * count < computing:
+        if not computing or self._times.reading(count) < computing:
             return True
         self._refused += 1
         return self._refused % _TRY_AGAIN == 0

@@ -28,6 +28,7 @@ from itertools import islice
 from penstock.contract.cache_events import CacheEvent
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
+from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import (
     Draft,
     Draftable,
@@ -92,7 +93,7 @@ class Scheduler:
         self._running = SeqList()
         self._pending_blocks = PendingBlocks()
         self._free_slots = list(range(config.max_num_seqs))  # a heap
-        self._times = StepTimes(config.window)
+        self._times = StepTimes(config.window, config.step_times)
         self._restoring = Restoring(config, self._times, self._pool) if config.storing else None
         self._states = None
         if checkpoints is not None:
@@ -159,6 +160,19 @@ class Scheduler:
     def restored(self) -> int:
         """How often a sequence continued from a checkpoint of its recurrent state, since the start."""
         return 0 if self._states is None else self._states.restored
+
+    @property
+    def step_times(self) -> KnownTimes | None:
+        """What was learned of step times, for a later process; None if no step was measured."""
+        return self._times.known
+
+    @property
+    def step_time_error(self) -> float | None:
+        """By how much the time of the last committed step was foreseen wrongly, as a share of what it took.
+
+        None if nothing was to be learned of that step, or nothing was known before.
+        """
+        return self._times.error
 
     @property
     def stats(self) -> SchedulerStats:

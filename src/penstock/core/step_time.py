@@ -1,56 +1,35 @@
 """How long a step takes, learned from the steps that were measured.
 
-A step's time is modelled as a sum of five parts: one for the step itself, one for each row that decodes and one for
-each position that such a row looks back at, one for each position of a chunk and one for each pair of positions that
-attention joins in chunks. All five are learned from every step, by a Kalman filter (Kalman 1960; Haykin, "Adaptive
-Filter Theory"). It knows how certain each part is: a step with chunks, whose time could be due to any part, changes
-the least certain parts most. Parts change over time: all together, as when other programs use the CPU, and each a
-little on its own.
+A step's time is modelled as a sum of six parts: one for the step itself, one for each of the first rows that decode,
+which are computed while weights are read, one for each further row and one for each position that a row looks back at,
+one for each position of a chunk and one for each pair of positions that attention joins in chunks. All six are learned
+from every step (`core.part_times`). What is known before the first step
+(`contract.known_times`) comes from an earlier process or from the program's cost; it need not be right.
 
 A drafted position has a price of its own, learned from decoding steps with drafts. The price depends on the number of
 rows, because the products of a few rows cost little more than those of one. Such steps also correct what the rest of
-them takes: where every step has drafts, nothing else would. The time of a draft model is learned
-separately: for each pass through it, and for each position that it computes.
+them takes: where every step has drafts, nothing else would. The time of a draft model is learned separately: for each
+pass through it, and for each position that it computes; so is that of reading stored positions.
 
-No clock and no randomness, only sums, products and quotients: the same steps and seconds give the same numbers on every
-machine. Knows plans, but neither sequences nor what anybody wants of a step.
+No clock and no randomness: the same steps and seconds give the same numbers on every machine. Knows plans, but neither
+sequences nor what anybody wants of a step.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import GuessWork, Row, StepPlan
+from penstock.core.part_times import PartTimes
 
-__all__ = ["Chunks", "Decoding", "StepTimes", "chunk_of"]
+__all__ = ["FEW", "Chunks", "Decoding", "StepTimes", "chunk_of"]
 
-_NOISE = 0.1
-"""Standard deviation of a step's time around the sum of its parts, as a fraction of that sum."""
-
-_PACE = 0.03
-"""By how much all parts change together from one step to the next. It corrects about a quarter of an error at once."""
-
-_DRIFT = 0.003
-"""By how much each part changes on its own from one step to the next."""
-
-_DOUBT = 2.0
-"""The uncertainty of a part after the first step, and its maximum, as a multiple of its value."""
-
-_KNOWN = 64
-_SELDOM = 4
-"""After `_KNOWN` steps, one in `_SELDOM` is learned from, of those that take about as long as expected."""
-
-_UNPROVEN = 8
-"""Number of steps after which a single one has bounded influence: the first ones of a process are slow."""
+FEW = 4
+"""Rows that a processor computes in little more time than one: it waits for the weights of all of them anyway."""
 
 _FORGETTING = 1 / 32
 """The share by which what is known of a draft's price becomes less in a step without drafts."""
-
-_NOTHING = 1e-6
-"""Seconds; no step takes less. Where less is expected, all parts of the step were set to 0: nothing is known of it."""
-
-_SURPRISE = 2.0
-"""No step counts as more than this many times longer or shorter than expected: machines pause now and then."""
 
 
 class Decoding(NamedTuple):
@@ -58,11 +37,13 @@ class Decoding(NamedTuple):
 
     Attributes:
         steps: 1: the step itself.
-        rows: rows that decode: each computes one position of known tokens and draws.
-        seen: positions that these rows look back at, all together.
+        few: the first rows that decode, `FEW` at most: each computes one position of known tokens and draws.
+        rows: further rows that decode.
+        seen: positions that all these rows look back at together.
     """
 
     steps: float = 1.0
+    few: float = 0.0
     rows: float = 0.0
     seen: float = 0.0
 
@@ -79,11 +60,14 @@ class Chunks(NamedTuple):
     pairs: float = 0.0
 
 
-_STEP = (*Decoding(1.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
+_STEP = (*Decoding(1.0, 16.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
 """How much of each costs about as much as one of the first, on CPUs: believed after one step."""
 
 _GUESSING = (1.0, 8.0)
 """The same for a draft model's passes and positions."""
+
+_ONE = (1.0,)
+"""The same where there is one part."""
 
 
 def chunk_of(start: int, count: int, window: int | None) -> Chunks:
@@ -103,21 +87,43 @@ class StepTimes:
 
     Args:
         window: see `chunk_of`.
+        known: what is known before the first step; None if nothing is.
+
+    Raises:
+        ConfigError: `known` has other parts than these.
+
+    Attributes:
+        knows_chunks: whether a step with a chunk was measured.
+        error: by how much the last step that was to be learned was foreseen wrongly, as a share of what it took; None
+            if nothing was learned of it, or nothing was known before.
     """
 
-    __slots__ = ("_drafts", "_guessing", "_steps", "_with_chunks", "window")
+    __slots__ = ("_drafts", "_guessing", "_reading", "_steps", "error", "knows_chunks", "window")
 
-    def __init__(self, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None, known: KnownTimes | None = None) -> None:
         self.window = window
-        self._drafts: dict[int, _Parts] = {}  # by the number of rows that decode, in powers of two
-        self._steps = _Parts(_STEP)
-        self._with_chunks = 0
-        self._guessing = _Parts(_GUESSING)
+        self.error: float | None = None
+        self.knows_chunks = known is not None and known.chunks
+        self._steps = PartTimes(_STEP, None if known is None else known.steps)
+        self._guessing = PartTimes(_GUESSING, None if known is None else known.guessing)
+        self._reading = PartTimes(_ONE, None if known is None else known.reading)
+        drafts = () if known is None else known.drafts
+        self._drafts = {rows: PartTimes(_ONE, parts) for rows, parts in drafts}
 
     @property
-    def knows_chunks(self) -> bool:
-        """Whether a step with a chunk was measured."""
-        return self._with_chunks > 0
+    def known(self) -> KnownTimes | None:
+        """All that is known now, for another process; None if no step was measured."""
+        steps = self._steps.known
+        if steps is None:
+            return None
+        drafts = ((rows, self._drafts[rows].known) for rows in sorted(self._drafts))
+        return KnownTimes(
+            steps,
+            self.knows_chunks,
+            self._guessing.known,
+            tuple((rows, parts) for rows, parts in drafts if parts is not None),
+            self._reading.known,
+        )
 
     def guessing(self, passes: float, positions: float) -> float:
         """Seconds that a draft model takes for these; 0.0 while unknown."""
@@ -128,14 +134,33 @@ class StepTimes:
         if 0.0 < work.seconds < float("inf") and work.passes:
             self._guessing.learn((float(work.passes), float(work.positions)), work.seconds, 0.0)
 
+    def reading(self, positions: float) -> float:
+        """Seconds that reading so many stored positions takes; 0.0 while unknown."""
+        return self._reading.of((positions,))
+
+    def learn_reading(self, positions: float, seconds: float) -> None:
+        """Reading so many took this long. Nothing is learned unless both are positive, and the time is finite."""
+        if positions > 0 and 0.0 < seconds < float("inf"):
+            self._reading.learn((positions,), seconds, 0.0)
+
     def of(self, work: Decoding | Chunks) -> float:
         """Seconds that these amounts take; 0.0 while unknown."""
-        return self._steps.of((*work, 0.0, 0.0) if isinstance(work, Decoding) else (0.0, 0.0, 0.0, *work))
+        return self._steps.of((*work, 0.0, 0.0) if isinstance(work, Decoding) else (0.0, 0.0, 0.0, 0.0, *work))
+
+    def of_plan(self, plan: StepPlan) -> float:
+        """Seconds that a plan takes, without a draft model's work and what it reads from a store; 0.0 while unknown."""
+        starts = [row.start for row in plan.rows if _decodes(row)]
+        return self._expected(self.decoding(starts), self._chunks_of(plan), _drafts_of(plan), starts)
+
+    def _expected(self, decoding: Decoding, chunks: Chunks, drafts: float, starts: list[int]) -> float:
+        guessed = drafts * self.draft_price(starts) if drafts else 0.0
+        return self._steps.of((*decoding, *chunks)) + guessed
 
     def decoding(self, starts: list[int]) -> Decoding:
         """The amounts of rows that compute one position each, at `starts`, and draw."""
         seen = starts if self.window is None else [min(start, self.window) for start in starts]
-        return Decoding(1.0, len(starts), sum(seen))
+        few = min(FEW, len(starts))
+        return Decoding(1.0, few, len(starts) - few, sum(seen))
 
     def draft_price(self, starts: list[int]) -> float:
         """Seconds that a drafted position takes in a step with rows that decode at `starts`; 0.0 if nothing is known.
@@ -161,15 +186,20 @@ class StepTimes:
 
         Nor from a plan that draws nothing: some devices return before they have computed it.
         """
+        self.error = None
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
         starts = [row.start for row in plan.rows if _decodes(row)]
         decoding, chunks = self.decoding(starts), self._chunks_of(plan)
-        drafts = float(sum([len(row.drafts) for row in plan.rows]))
+        drafts = _drafts_of(plan)
+        expected = self._expected(decoding, chunks, drafts, starts)
+        if expected > 0.0:
+            self.error = abs(expected - seconds) / seconds
         if not chunks.positions:
             self._learn_price(starts, drafts, seconds, self.of(decoding))
-        self._with_chunks += chunks.positions > 0
-        self._steps.learn((*decoding, *chunks), seconds, drafts * self.draft_price(starts))
+        self.knows_chunks = self.knows_chunks or chunks.positions > 0
+        guessed = drafts * self.draft_price(starts) if drafts else 0.0
+        self._steps.learn((*decoding, *chunks), seconds, guessed)
 
     def _learn_price(self, starts: list[int], drafts: float, seconds: float, of_rows: float) -> None:
         """A decoding step took this long, of which its rows are expected to take `of_rows`.
@@ -179,7 +209,7 @@ class StepTimes:
         """
         rows = len(starts).bit_length()
         if drafts:
-            self._drafts.setdefault(rows, _Parts((1.0,))).learn((drafts,), seconds, of_rows)
+            self._drafts.setdefault(rows, PartTimes(_ONE)).learn((drafts,), seconds, of_rows)
         elif rows in self._drafts:
             of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
             if 0 < of_prompt < self._drafts[rows].of((1.0,)):
@@ -194,97 +224,10 @@ class StepTimes:
         return Chunks(positions, pairs)
 
 
+def _drafts_of(plan: StepPlan) -> float:
+    return float(sum([len(row.drafts) for row in plan.rows]))
+
+
 def _decodes(row: Row) -> bool:
     """Whether a row computes one known token and draws the next; with drafts or without."""
     return row.sample and row.count == 1 + len(row.drafts)
-
-
-class _Parts:
-    """Seconds for one of each amount: a Kalman filter, whose state drifts and is never negative.
-
-    Args:
-        units: how much of each costs about as much as one of the first. Believed until measurements tell the parts
-            apart; it need not be right.
-    """
-
-    __slots__ = ("_doubts", "_seconds", "_units", "learned")
-
-    def __init__(self, units: tuple[float, ...]) -> None:
-        self._units = units
-        self._seconds = [0.0] * len(units)
-        self._doubts: list[list[float]] = []  # the covariance of `_seconds`
-        self.learned = 0
-
-    def of(self, amounts: tuple[float, ...]) -> float:
-        return sum([seconds * amount for seconds, amount in zip(self._seconds, amounts, strict=True)])
-
-    def learn(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
-        """A step with these amounts took this long; other parts are expected to take `others` of it."""
-        if not self.learned:
-            self._begin(amounts, seconds, others)
-            self.learned = 1
-            return
-        own = self.of(amounts)
-        expected = others + own
-        if self.learned >= _UNPROVEN and expected > _NOTHING:
-            seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
-        error, noise = seconds - expected, _NOISE * max(seconds, expected)
-        if self.learned < _KNOWN or self.learned % _SELDOM == 0 or abs(error) > noise:
-            self._correct(amounts, own, error, noise)
-            self._drift(self._believed(amounts, seconds))
-        self.learned += 1
-
-    def forget(self, seconds: tuple[float, ...], share: float) -> None:
-        """Move by a share towards `seconds`, and doubt it as much."""
-        for index, each in enumerate(seconds):
-            gap = share * (each - self._seconds[index])
-            self._seconds[index] += gap
-            self._doubts[index][index] += gap**2
-
-    def _begin(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
-        """Believe `units`, and doubt every part."""
-        believed = self._believed(amounts, seconds)
-        left = max(0.0, 1.0 - others / seconds)
-        self._seconds = [each * left for each in believed]
-        self._doubts = [[0.0] * len(believed) for _ in believed]
-        for index, each in enumerate(believed):
-            self._doubts[index][index] = (_DOUBT * each) ** 2
-
-    def _believed(self, amounts: tuple[float, ...], seconds: float) -> list[float]:
-        """What one of each would take if `units` were right and these amounts took this many seconds together."""
-        of_first = seconds / sum([amount / unit for amount, unit in zip(amounts, self._units, strict=True)])
-        return [of_first / unit for unit in self._units]
-
-    def _correct(self, amounts: tuple[float, ...], own: float, error: float, noise: float) -> None:
-        """Give each part its share of an error in the time of these amounts, which was expected to be `own`."""
-        parts, pace = self._seconds, _PACE * _PACE
-        shares = [
-            sum([doubt * amount for doubt, amount in zip(row, amounts, strict=True)]) + pace * own * part
-            for row, part in zip(self._doubts, parts, strict=True)
-        ]
-        known = sum([share * amount for share, amount in zip(shares, amounts, strict=True)])
-        whole = max(0.0, known) + noise * noise  # rounding may leave a little less than 0 of a doubt
-        for share, part, row in zip(shares, parts, self._doubts, strict=True):
-            less, more = share / whole, pace * part
-            of_row = zip(row, parts, shares, strict=True)
-            row[:] = [doubt + more * each - less * other for doubt, each, other in of_row]
-        gain = error / whole
-        self._seconds = [part + gain * share for part, share in zip(parts, shares, strict=True)]
-        if min(self._seconds) < 0.0:
-            self._lift()
-
-    def _drift(self, believed: list[float]) -> None:
-        """Increase the uncertainty of each part. None becomes so certain of 0 that it stays there."""
-        for index, (part, row) in enumerate(zip(self._seconds, self._doubts, strict=True)):
-            least = max(part, 0.1 * believed[index])
-            if row[index] < (_DOUBT * least) ** 2:
-                row[index] += (_DRIFT * least) ** 2
-
-    def _lift(self) -> None:
-        """If the lowest part is negative, set it to 0 and adjust correlated parts; repeat until none is negative."""
-        lowest = min(range(len(self._seconds)), key=self._seconds.__getitem__)
-        doubts = self._doubts[lowest]
-        if doubts[lowest] > 0.0:
-            back = self._seconds[lowest] / doubts[lowest]
-            self._seconds = [part - back * doubt for part, doubt in zip(self._seconds, doubts, strict=True)]
-        self._seconds = [max(0.0, part) for part in self._seconds]

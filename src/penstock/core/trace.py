@@ -54,7 +54,7 @@ __all__ = [
     "stamped",
 ]
 
-TRACE_VERSION = 20
+TRACE_VERSION = 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,6 +432,8 @@ class Engine:
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
+        if (error := self.scheduler.step_time_error) is not None:
+            self.metrics.foreseen(error)
         if self._cache_events is not None:
             self._publish_cache_events()
         return self._filter_outputs(outputs)

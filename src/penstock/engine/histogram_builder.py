@@ -1,4 +1,4 @@
-"""Counting values into intervals; the intervals are vLLM's, so that dashboards line up."""
+"""Counting values into intervals; the intervals are vLLM's where it has such a metric, so that dashboards line up."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ __all__ = [
     "FIRST_TOKEN",
     "PHASES",
     "PREEMPTIONS",
+    "SHARES",
     "STEP_TOKENS",
     "TOKEN_GAP",
     "HistogramBuilder",
@@ -32,6 +33,7 @@ PHASES = (
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 
 
 def lengths_up_to(longest: int) -> tuple[float, ...]:

@@ -78,6 +78,7 @@ class _Histograms:
     request_preemptions: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.PREEMPTIONS))
     request_choices: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.CHOICES))
     step_tokens: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.STEP_TOKENS))
+    step_time_error: HistogramBuilder = field(default_factory=lambda: HistogramBuilder(intervals.SHARES))
     request_prompt_tokens: HistogramBuilder = field(init=False)
     request_generation_tokens: HistogramBuilder = field(init=False)
     request_max_tokens: HistogramBuilder = field(init=False)
@@ -167,6 +168,10 @@ class MetricsCollector:
     def ran(self) -> None:
         """The step was computed. Everything reported until the next step happened at this instant."""
         self._now = self._clock.now()
+
+    def foreseen(self, error: float) -> None:
+        """The scheduler had expected the step to take more or less: by this share of what it took."""
+        self._histograms.step_time_error.add(error)
 
     def admitted(self, seq_id: str, cached: int) -> None:
         """The first step of a sequence was computed; the prefix cache had `cached` tokens of its prompt."""
@@ -290,4 +295,5 @@ class MetricsCollector:
             request_choices=histograms.request_choices.histogram(),
             request_longest_choice=histograms.request_longest_choice.histogram(),
             step_tokens=histograms.step_tokens.histogram(),
+            step_time_error=histograms.step_time_error.histogram(),
         )

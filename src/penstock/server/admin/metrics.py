@@ -83,6 +83,7 @@ HISTOGRAMS = {
     "vllm:request_num_preemptions": ("request_preemptions", "Times that a sequence was preempted."),
     "vllm:request_prefill_kv_computed_tokens": ("request_computed_tokens", "Prompt tokens that were not cached."),
     "vllm:iteration_tokens_total": ("step_tokens", "Tokens computed in one step."),
+    "penstock:step_time_error": ("step_time_error", "Error of a step's expected time, as a share of its time."),
 }
 
 
