@@ -161,6 +161,11 @@ class Scheduler:
         return 0 if self._states is None else self._states.restored
 
     @property
+    def times(self) -> StepTimes:
+        """What steps take, as far as it was learned; only read it."""
+        return self._times
+
+    @property
     def stats(self) -> SchedulerStats:
         """A snapshot."""
         return SchedulerStats(
