@@ -24,7 +24,7 @@ EPISODES = [
 
 
 @pytest.mark.parametrize("options", EPISODES, ids=str)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_parts_sum_to_the_wall_time_and_are_found_again_in_the_record(tmp_path, options, seed):
     draw, path = random.Random(seed), tmp_path / "run.trace"
     harness = timed(record=path, max_num_seqs=3, **options)
@@ -47,7 +47,8 @@ def test_parts_sum_to_the_wall_time_and_are_found_again_in_the_record(tmp_path, 
     told = {one: parts_of(harness, one) for one in submitted}
     harness.engine.close()
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for one, parts in told.items():
+    for one in draw.sample(submitted, 4):
+        parts = told[one]
         lives = lives_of(one, lines)
         assert lives.parts.behind == parts.behind
         for name in PARTS:

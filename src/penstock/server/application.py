@@ -135,7 +135,7 @@ def model_part(
     answers: AnswerJournal | None,
     recent: RecentLatencies,
 ) -> ModelPart:
-    """One model's part of a server of several; the arguments are as for `create_app`; `stopping` and `recent` are the server's."""
+    """One model's part of a server of several: as `create_app`, with the `stopping` and the `recent` of the server."""
     serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
     routes = tuple(_routes(serving, recent))
