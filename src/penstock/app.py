@@ -117,7 +117,7 @@ class Assembly:
         """The engine, in whose thread this is, has nothing to do."""
         give_back()
         if self.kept_times is not None:
-            self.kept_times.write(self.engine.scheduler.step_times)
+            self.kept_times.write(self.engine.scheduler.times.known)
 
     def _bound(self, memory: MemoryBudget) -> WaitingRoom:
         room, grammars = WaitingRoom(memory.outputs), self.computing.grammars
@@ -132,7 +132,7 @@ class Assembly:
         """End the engine and free its memory."""
         self.engine.close()
         if self.kept_times is not None:
-            self.kept_times.write(self.engine.scheduler.step_times)
+            self.kept_times.write(self.engine.scheduler.times.known)
         if self.kv_events is not None:
             self.kv_events.close()
         self.computing.grammars.close()

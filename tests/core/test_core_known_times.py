@@ -45,7 +45,7 @@ SHAPES = [plan(1), plan(16), plan(1, chunk=32), plan(4, chunk=200)]
 
 def test_nothing_is_handed_on_before_a_step_was_measured():
     assert StepTimes().known is None
-    assert Scheduler(config()).step_times is None
+    assert Scheduler(config()).times.known is None
 
 
 def test_a_later_process_foresees_its_first_step_as_the_earlier_one_would_have():

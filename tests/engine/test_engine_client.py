@@ -59,7 +59,7 @@ async def eventually(condition, seconds=1.0):
 async def test_a_defect_at_admission_ends_its_request_alone_and_leaves_nothing_of_it(monkeypatch, caplog, place):
     def planted(call):
         def fails_for_the_second_sequence(*arguments):
-            one = arguments[-1]
+            one = next(each for each in arguments if hasattr(each, "id"))
             if "broken" in one.id and getattr(one, "choice", 1) == 1:
                 raise ZeroDivisionError("planted")
             return call(*arguments)

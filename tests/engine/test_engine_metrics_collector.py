@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from engine_harness import VOCABULARY, Harness, build, request_of, terminal_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.contract.events import FinishReason
-from penstock.contract.measurements import Histogram, Timings
+from penstock.contract.measurements import NO_PARTS, Histogram, Timings
 from penstock.contract.plan import StepPlan, StepResult
 from penstock.engine import Engine
 from penstock.engine.histogram_builder import STEP_TOKENS, HistogramBuilder, lengths_up_to
@@ -40,7 +42,8 @@ def values(histogram: Histogram) -> tuple[int, float]:
 
 
 def timings_of(harness: Harness, request_id: str) -> Timings:
-    return terminal_of(harness.outputs[request_id]).timings
+    """The instants; `tests/latency` looks at the parts."""
+    return replace(terminal_of(harness.outputs[request_id]).timings, parts=NO_PARTS)
 
 
 def test_every_duration_of_one_ask_is_what_the_clock_says():

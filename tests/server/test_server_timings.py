@@ -29,6 +29,7 @@ EXPECTED = {
     "draft_n": 6,
     "draft_n_accepted": 4,
     "total_ms": 2800.0,
+    "parts_ms": None,
 }
 
 

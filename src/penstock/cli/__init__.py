@@ -31,6 +31,7 @@ COMMANDS = {
     "rm": "Remove a model from the cache.",
     "cache": "List, measure, clear and verify the KV blocks that are kept in files.",
     "ps": "List the servers that run on this machine.",
+    "explain": "Say where the time of a request went, from a running server or a record.",
     "served": "List the models of a running server, load and unload them, and pin them.",
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",

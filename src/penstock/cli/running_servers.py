@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 import click
 
-__all__ = ["RunningServer", "listed", "running_servers"]
+from penstock.contract.errors import ConfigError
+
+__all__ = ["RunningServer", "listed", "only_server", "running_servers"]
 
 PATIENCE_SECONDS = 2.0
 ACCESS = 0o600
@@ -69,6 +71,21 @@ def running_servers(cache_dir: Path) -> list[RunningServer]:
         elif _answers(server.url):
             found.append(server)
     return sorted(found, key=lambda server: server.started)
+
+
+def only_server() -> str:
+    """The URL of the server that runs on this machine.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    from penstock.weights.locate import default_cache_dir
+
+    urls = [server.url for server in running_servers(default_cache_dir(os.environ))]
+    if len(urls) != 1:
+        there = f"several servers run here ({', '.join(urls)})" if urls else "no server runs here"
+        raise ConfigError("base_url", f"is needed: {there}")
+    return urls[0]
 
 
 def _is_alive(pid: int) -> bool:

@@ -93,20 +93,9 @@ def _move(action: str, model: str, base_url: str, api_key: str) -> None:
 
 def _client(base_url: str, api_key: str) -> Any:
     from penstock.cli.api_client import ApiClient
+    from penstock.cli.running_servers import only_server
 
-    return ApiClient(base_url or _only_server(), api_key or os.environ.get("PENSTOCK_API_KEY", ""))
-
-
-def _only_server() -> str:
-    """The URL of the server that runs on this machine, if there is one and no more."""
-    from penstock.cli.running_servers import running_servers
-    from penstock.weights.locate import default_cache_dir
-
-    urls = [server.url for server in running_servers(default_cache_dir(os.environ))]
-    if len(urls) != 1:
-        there = f"several servers run here ({', '.join(urls)})" if urls else "no server runs here"
-        raise ConfigError("base_url", f"is needed: {there}")
-    return urls[0]
+    return ApiClient(base_url or only_server(), api_key or os.environ.get("PENSTOCK_API_KEY", ""))
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

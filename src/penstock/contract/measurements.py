@@ -1,16 +1,114 @@
 """What the engine measured: of one request (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
 
+`LatencyParts` divide the wall time of one request among what it was spent on.
+
 Knows neither who reads them nor in which format they are published.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from penstock.contract.stats import SchedulerStats
 
-__all__ = ["UNTIMED", "AdaptersInUse", "DraftCount", "Histogram", "Measurements", "Timings"]
+__all__ = [
+    "NEXT_STEP",
+    "NO_PARTS",
+    "PARTS",
+    "TURN",
+    "UNTIMED",
+    "AdaptersInUse",
+    "DraftCount",
+    "Histogram",
+    "LatencyParts",
+    "Measurements",
+    "Timings",
+]
+
+NEXT_STEP, TURN = "next_step", "turn"
+"""What a request waits for in the queue, beside the reasons of a `Stall`: the end of the step that was under way when
+it came; and another prompt of the same body, before it is handed to the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyParts:
+    """Where the wall time of one request went. Every moment of it is in one part, so the parts sum to the whole.
+
+    All but the last two are seconds.
+
+    Attributes:
+        intake: from its arrival at the server until it is ready for the engine: body, template, tokens, grammar.
+        queue: waiting for its first step.
+        prompt: steps in which some of its prompt was computed, as far as that took the time.
+        other_prompts: what other sequences' prompts, computed or read from the store, took of its steps.
+        decode: steps in which it got its next tokens, together with all others that did.
+        other_decodes: what other sequences' decoding took of the steps that computed its prompt.
+        drafting: what a draft model took of its steps.
+        grammar: steps in which it had no next token because the grammar's mask was not ready.
+        left_out: steps without a row of it, because others went first.
+        preempted: from the loss of its blocks until it had again what it had.
+        recovery: the same after a step that failed as a whole, with that step.
+        restored: what reading its own blocks from the store took of its steps.
+        engine: the engine's own work around its steps: plans, messages, text of all.
+        text: from its last step to its last text in the hands of the event loop.
+        transport: between the server and an engine elsewhere.
+        reader: from then until its last byte was taken; a slow reader, or a busy event loop.
+        queue_for: what it waited for in the queue, and how many seconds: reasons of stalls, `NEXT_STEP`, `TURN`.
+        behind: ids of sequences that it waited for in the queue, a few at most. Not for its caller, whose they may
+            not be.
+    """
+
+    intake: float = 0.0
+    queue: float = 0.0
+    prompt: float = 0.0
+    other_prompts: float = 0.0
+    decode: float = 0.0
+    other_decodes: float = 0.0
+    drafting: float = 0.0
+    grammar: float = 0.0
+    left_out: float = 0.0
+    preempted: float = 0.0
+    recovery: float = 0.0
+    restored: float = 0.0
+    engine: float = 0.0
+    text: float = 0.0
+    transport: float = 0.0
+    reader: float = 0.0
+    queue_for: tuple[tuple[str, float], ...] = ()
+    behind: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Seconds of all parts together."""
+        return float(sum([getattr(self, name) for name in PARTS]))
+
+    def within(self, began: float, arrived: float, now: float) -> LatencyParts:
+        """The parts of the whole request, which came to the server when it `began` and has its last byte taken `now`.
+
+        Args:
+            began: on the server's clock.
+            arrived: when it was ready for the engine, on the same clock. If that cannot be, it was another one, and
+                what the engine does not know of is `intake`.
+            now: on the server's clock.
+        """
+        intake, reader = arrived - began, now - arrived - self.total
+        if intake < 0.0 or reader < 0.0:
+            intake, reader = max(0.0, now - began - self.total), 0.0
+        return replace(self, intake=self.intake + intake, reader=self.reader + reader)
+
+    def queued(self, seconds: float, reason: str) -> LatencyParts:
+        """The same after so much more waiting in the queue."""
+        reasons = dict(self.queue_for)
+        reasons[reason] = reasons.get(reason, 0.0) + seconds
+        return replace(self, queue=self.queue + seconds, queue_for=tuple(reasons.items()))
+
+
+PARTS = tuple(each.name for each in fields(LatencyParts) if each.name not in ("queue_for", "behind"))
+"""The names of the parts, in the order in which a request mostly meets them."""
+
+NO_PARTS = LatencyParts()
+"""Of a request whose time nobody divided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +121,8 @@ class Timings:
     Attributes:
         drafted: tokens that were guessed for it and computed.
         accepted: how many of these were right.
+        parts: where the time from `arrived` on went: to its last step, and later to what followed that. Of several
+            choices, those of the one that ended last.
     """
 
     arrived: float = 0.0
@@ -32,6 +132,7 @@ class Timings:
     ended: float = 0.0
     drafted: int = 0
     accepted: int = 0
+    parts: LatencyParts = NO_PARTS
 
     @property
     def queue(self) -> float:
@@ -53,16 +154,26 @@ class Timings:
         """Seconds from arrival to the end."""
         return self.ended - self.arrived
 
+    def delivered(self, now: float) -> Timings:
+        """The same with its last text in the hands of the event loop now; what came since the last step is `text`."""
+        since = now - self.arrived - self.parts.total
+        if self.parts == NO_PARTS or since < 0.0:
+            return self
+        return replace(self, parts=replace(self.parts, text=self.parts.text + since))
+
     def joined(self, other: Timings) -> Timings:
         """Two requests of one caller as one: from the first arrival to the last end."""
+        last, arrived = max(self, other, key=lambda each: each.ended), min(self.arrived, other.arrived)
+        waited = last.arrived - arrived
         return Timings(
-            arrived=min(self.arrived, other.arrived),
+            arrived=arrived,
             admitted=min(self.admitted, other.admitted),
             first_token=min(self.first_token, other.first_token),
             last_token=max(self.last_token, other.last_token),
             ended=max(self.ended, other.ended),
             drafted=self.drafted + other.drafted,
             accepted=self.accepted + other.accepted,
+            parts=last.parts.queued(waited, TURN) if waited > 0.0 and last.parts != NO_PARTS else last.parts,
         )
 
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.contract.errors import PenstockError
+from penstock.contract.events import SeqEvent
 from penstock.contract.plan import Draft, StepPlan, StepResult
 from penstock.contract.request import SequenceRequest
 from penstock.core.scheduler import Scheduler
 from penstock.core.trace import Abort, Drafts, Drop, Fail, Header, Record, Reset, Stored, TraceReader
 
-__all__ = ["ReplayReport", "replay"]
+__all__ = ["Disagreement", "Replay", "ReplayReport", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,11 @@ def replay(lines: Iterable[str]) -> ReplayReport:
             short is no error.
     """
     records = TraceReader(lines)
-    again, steps = _Replay(Scheduler(records.header().config)), 0
+    again, steps = Replay(Scheduler(records.header().config)), 0
     for number, record, _ in records:
         try:
             again.apply(record)
-        except _Disagreement as difference:
+        except Disagreement as difference:
             return ReplayReport(steps, records.truncated, f"line {number}: {difference}")
         except PenstockError as error:
             return ReplayReport(
@@ -67,37 +68,37 @@ def replay(lines: Iterable[str]) -> ReplayReport:
     return ReplayReport(steps, records.truncated, "")
 
 
-class _Disagreement(Exception):
-    pass
+class Disagreement(Exception):
+    """What was recorded cannot have happened, or another plan comes of it."""
 
 
-class _Replay:
-    """A scheduler to which everything recorded happens again. Owned by `replay`."""
+class Replay:
+    """A scheduler to which everything recorded happens again. Owned by whoever reads the trace."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._in_flight: deque[StepPlan] = deque()
         self._drafts: tuple[Draft, ...] = ()
 
-    def apply(self, record: Record) -> None:
-        """Do what was recorded.
+    def apply(self, record: Record) -> tuple[SeqEvent, ...]:
+        """Do what was recorded. Returns the events that came of it.
 
         Raises:
-            _Disagreement: it cannot have happened, or another plan came of it.
+            Disagreement: it cannot have happened, or another plan came of it.
         """
         match record:
             case SequenceRequest():
                 self._scheduler.submit(record)
             case Abort(seq_id, reason, message):
-                self._scheduler.abort(seq_id, reason, message)
+                return self._scheduler.abort(seq_id, reason, message)
             case Reset():
                 self._scheduler.reset_prefix_cache()
             case Drop():
                 self._scheduler.drop_in_flight()
                 self._in_flight.clear()
             case Fail(killed):
-                self._scheduler.fail_step(killed=killed)
                 self._in_flight.clear()
+                return self._scheduler.fail_step(killed=killed)
             case Stored(seq_id, blocks):
                 self._scheduler.note_stored(seq_id, blocks)
             case Drafts(drafts):
@@ -106,16 +107,17 @@ class _Replay:
                 self._plan(record)
             case StepResult():
                 if not self._in_flight:
-                    raise _Disagreement(f"a result of step {record.step} without its plan")
-                self._scheduler.commit(self._in_flight.popleft(), record)
+                    raise Disagreement(f"a result of step {record.step} without its plan")
+                return self._scheduler.commit(self._in_flight.popleft(), record)
             case Header():
-                raise _Disagreement("a second header")
+                raise Disagreement("a second header")
+        return ()
 
     def _plan(self, recorded: StepPlan) -> None:
         drafts, self._drafts = self._drafts, ()
         plan = self._scheduler.plan(drafts)
         if plan != recorded:
-            raise _Disagreement(_first_difference(recorded, plan))
+            raise Disagreement(_first_difference(recorded, plan))
         self._in_flight.append(plan)
 
 

@@ -28,7 +28,6 @@ from itertools import islice
 from penstock.contract.cache_events import CacheEvent
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
-from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import (
     Draft,
     Draftable,
@@ -162,17 +161,9 @@ class Scheduler:
         return 0 if self._states is None else self._states.restored
 
     @property
-    def step_times(self) -> KnownTimes | None:
-        """What was learned of step times, for a later process; None if no step was measured."""
-        return self._times.known
-
-    @property
-    def step_time_error(self) -> float | None:
-        """By how much the time of the last committed step was foreseen wrongly, as a share of what it took.
-
-        None if nothing was to be learned of that step, or nothing was known before.
-        """
-        return self._times.error
+    def times(self) -> StepTimes:
+        """What steps take, as far as it was learned; only read it."""
+        return self._times
 
     @property
     def stats(self) -> SchedulerStats:

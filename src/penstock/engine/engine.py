@@ -122,7 +122,9 @@ class Engine:
         most_adapters: int = 0,
     ) -> None:
         self.scheduler = scheduler
-        self.metrics = MetricsCollector(clock or NoClock(), scheduler.config.max_model_len)
+        self._clock = clock or NoClock()
+        self._at = self._clock.now()  # when that happened of which the consequences are drawn
+        self.metrics = MetricsCollector(self._clock, scheduler.config.max_model_len, scheduler.times)
         self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
         self._adapting = adapting
         if scheduler.config.depth > self._runner.depth:
@@ -192,11 +194,12 @@ class Engine:
         if PromptEcho.wanted(resolved):
             request.echo = PromptEcho(resolved, self._text.tokenizer)
         queued: list[str] = []
+        self._at = self._clock.now()
         try:
             for sequence in resolved.sequences:
                 self.scheduler.submit(sequence)
                 queued.append(sequence.id)
-                self._recorder.submitted(sequence)
+                self._recorder.submitted(sequence, self._at)
         except Exception:  # a refusal, or a defect of ours
             for seq_id in queued:
                 self._drop(seq_id)
@@ -204,7 +207,7 @@ class Engine:
         if resolved.answered < len(choices):
             self._rankers[resolved.id] = BestOfRanker(resolved.answered)
         self._requests[resolved.id] = request
-        self.metrics.submitted(resolved.sequences)
+        self.metrics.submitted(resolved.sequences, self._at)
         for sequence, choice in zip(resolved.sequences, choices, strict=True):
             self._owners[sequence.id] = (request, choice)
         for sequence, tokens in zip(resolved.sequences, resolved.expected, strict=False):  # none, for most requests
@@ -216,6 +219,7 @@ class Engine:
         if request is None:
             return []
         outputs: StepOutputs = []
+        self._at = self._clock.now()
         for sequence in request.resolved.sequences:
             if sequence.id in self._owners:
                 self._drop(sequence.id)
@@ -316,16 +320,19 @@ class Engine:
         except Exception as error:
             return self._fail_step(plan, error)
         except BaseException:
+            self._at = self._clock.now()
             lost = self._forget_in_flight()
             self.scheduler.drop_in_flight()
-            self._recorder.dropped()
+            self._recorder.dropped(self._at)
+            self.metrics.dropped(self._at)
             if lost:
                 self.reset_prefix_cache()
             raise
         self._in_flight.popleft()
         self._steps += 1
         self._failed_in_a_row = 0
-        self.metrics.ran()
+        self._at = self._clock.now()
+        self.metrics.ran(result, self._at)
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
         outputs = self._commit(plan, result)
@@ -349,8 +356,9 @@ class Engine:
         if drafts:
             self._recorder.drafted(drafts)
         plan = self.scheduler.plan(drafts)
-        self._recorder.planned(plan)
-        self.metrics.planned(plan)
+        now = self._clock.now()
+        self._recorder.planned(plan, now)
+        self.metrics.planned(plan, now)
         return plan
 
     def _draft(self, sequence: Draftable) -> Guess:
@@ -381,7 +389,8 @@ class Engine:
     def _fail_step(self, plan: StepPlan, error: Exception) -> StepOutputs:
         """Take back what is in flight because of the exception being handled, and find the guilty request."""
         killed = isinstance(error, RunnerLost) and error.killed
-        self.metrics.step_failed()
+        self._at = self._clock.now()
+        self.metrics.step_failed(self._at)
         self._failed_in_a_row += 1
         if self._failed_in_a_row > _MOST_FAILURES_A_SLOT * self.scheduler.config.max_num_seqs:
             log.exception("step %d failed, as did all before it; the engine stops", plan.step)
@@ -397,7 +406,7 @@ class Engine:
             log.exception("the runner could not be reset after step %d failed; the engine stops", plan.step)
             return self.die(f"the engine failed in step {plan.step}, and again when it was to go on")
         events = self.scheduler.fail_step(killed=killed)
-        self._recorder.failed(killed)
+        self._recorder.failed(killed, self._at)
         if lost:
             self.reset_prefix_cache()
         self._publish_cache_events()  # of the plans that were taken back
@@ -405,10 +414,10 @@ class Engine:
 
     def die(self, reason: str) -> StepOutputs:
         """Stop serving; every live request fails with `reason`."""
-        self._death = reason
+        self._death, self._at = reason, self._clock.now()
         ends: dict[str, Timings] = {}
         for seq_id, (request, _) in self._owners.items():
-            ends[request.id] = self.metrics.ended(seq_id, FinishReason.ERROR)
+            ends[request.id] = self.metrics.ended(seq_id, FinishReason.ERROR, self._at)
         outputs: StepOutputs = [
             (request_id, RequestFailed(reason, request.usage(), ends[request_id]))
             for request_id, request in self._requests.items()
@@ -426,13 +435,13 @@ class Engine:
         self._record_parts(None)
 
     def _commit_result(self, plan: StepPlan, result: StepResult) -> StepOutputs:
-        self._recorder.ran(result)
+        self._recorder.ran(result, self._at)
         if result.store is not None:
             self.metrics.stored(result.store)
         outputs: StepOutputs = []
         for event in self.scheduler.commit(plan, result):
             outputs += self._translate(event)
-        if (error := self.scheduler.step_time_error) is not None:
+        if (error := self.scheduler.times.error) is not None:
             self.metrics.foreseen(error)
         if self._cache_events is not None:
             self._publish_cache_events()
@@ -538,7 +547,7 @@ class Engine:
     def _close(self, seq_id: str, finished: ChoiceFinished) -> StepOutputs:
         request, _ = self._owners.pop(seq_id)
         request.open -= 1
-        timings = self.metrics.ended(seq_id, finished.reason)
+        timings = self.metrics.ended(seq_id, finished.reason, self._at)
         outputs: StepOutputs = [(request.id, finished)]
         if not request.open:
             self._forget(request)
@@ -550,7 +559,7 @@ class Engine:
         for sequence in request.resolved.sequences:
             if self._owners.pop(sequence.id, None) is not None:
                 self._drop(sequence.id)
-                timings = self.metrics.ended(sequence.id, FinishReason.ERROR)
+                timings = self.metrics.ended(sequence.id, FinishReason.ERROR, self._at)
         self._forget(request)
         return [(request.id, RequestFailed(message, request.usage(), timings, poisoned))]
 
@@ -564,4 +573,4 @@ class Engine:
         """End a sequence in the scheduler, which returns no event for an abort."""
         self.scheduler.abort(seq_id)
         self._forget_drafts(seq_id)
-        self._recorder.aborted(seq_id)
+        self._recorder.aborted(seq_id, self._at)

@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakSet
 
 from penstock.contract.adapter import AdapterFacts
@@ -330,7 +330,7 @@ class EngineLoop:
                 del self._readers[request_id]
                 self._admission.ended(its_outputs[-1].timings)
         for event_loop, deliveries in by_loop.items():
-            _call(event_loop, _deliver, deliveries)
+            _call(event_loop, _deliver, deliveries, self._clock)
 
     def _close_inbox(self) -> None:
         """Refuse what was sent while the thread ended, and everything after."""
@@ -356,8 +356,10 @@ def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:
         done.set_exception(error)
 
 
-def _deliver(deliveries: list[_Delivery]) -> None:
+def _deliver(deliveries: list[_Delivery], clock: Clock) -> None:
     for output_queue, outputs in deliveries:
+        if isinstance(outputs[-1], RequestFinished | RequestFailed):
+            outputs[-1] = replace(outputs[-1], timings=outputs[-1].timings.delivered(clock.now()))
         output_queue.put(outputs)
 
 

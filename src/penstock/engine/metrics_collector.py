@@ -1,8 +1,8 @@
 """Measures what the engine does: when each sequence arrived, was admitted, got its tokens and ended.
 
-The engine's step tells it what happens; it reads the clock and counts. It costs two clock readings and a few additions
-per step, and one reading per sequence that ends. Not thread-safe: the engine owns it, and other threads read the frozen
-value that `measurements` makes.
+The engine's step tells it what happens, and when; it counts. `penstock.latency` divides each request's time. It costs
+a few additions per step, and one reading of the clock per sequence that ends. Not thread-safe: the engine owns it, and
+other threads read the frozen value that `measurements` makes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 
 from penstock.contract.cache_events import EventCounts
 from penstock.contract.events import DraftsJudged, FinishReason
-from penstock.contract.measurements import AdaptersInUse, DraftCount, Measurements, Timings
-from penstock.contract.plan import StepPlan, StoreCounts
+from penstock.contract.measurements import AdaptersInUse, DraftCount, LatencyParts, Measurements, Timings
+from penstock.contract.plan import StepPlan, StepResult, StoreCounts
 from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
+from penstock.core.step_time import StepTimes
 from penstock.engine import histogram_builder as intervals
 from penstock.engine.histogram_builder import HistogramBuilder
+from penstock.latency import LatencyBook
 
 __all__ = ["MetricsCollector"]
 
@@ -40,12 +42,12 @@ class _RequestLife:
     drafted: int = 0
     accepted: int = 0
 
-    def timings(self, now: float) -> Timings:
+    def timings(self, now: float, parts: LatencyParts) -> Timings:
         # What never happened gets the instant of the end, so that no instant lies before an earlier phase.
         first_token = min(self.first_token, now)
         last_token = self.last_token if self.first_token < NEVER else now
         admitted = min(self.admitted, now)
-        return Timings(self.arrived, admitted, first_token, last_token, now, self.drafted, self.accepted)
+        return Timings(self.arrived, admitted, first_token, last_token, now, self.drafted, self.accepted, parts)
 
 
 @dataclass(slots=True)
@@ -100,10 +102,12 @@ class MetricsCollector:
     Args:
         clock: the one that arrival times come from.
         longest: most tokens that a sequence can have; sets the intervals of lengths.
+        times: what steps take, as the scheduler has learned it.
     """
 
-    def __init__(self, clock: Clock, longest: int) -> None:
+    def __init__(self, clock: Clock, longest: int, times: StepTimes) -> None:
         self._clock = clock
+        self._latency = LatencyBook(times)
         self._histograms = _Histograms(longest)
         self._finished = dict.fromkeys(FinishReason, 0)
         self._seqs: dict[str, _SequenceLife] = {}
@@ -126,9 +130,14 @@ class MetricsCollector:
         """So many requests were refused because too many wait, or because they would wait too long."""
         self._rejections += count
 
-    def step_failed(self) -> None:
-        """The runner raised."""
+    def step_failed(self, at: float) -> None:
+        """The runner raised, and all plans in flight are taken back."""
         self._failed_steps += 1
+        self._latency.failed(at)
+
+    def dropped(self, at: float) -> None:
+        """All plans in flight are taken back, because the caller interrupted the step."""
+        self._latency.failed(at)
 
     def runner_lost(self) -> None:
         """What computed is gone, and another computes."""
@@ -142,15 +151,16 @@ class MetricsCollector:
         """How publishing what the prefix cache holds goes."""
         self._events = counts
 
-    def submitted(self, sequences: tuple[SequenceRequest, ...]) -> None:
+    def submitted(self, sequences: tuple[SequenceRequest, ...], at: float) -> None:
         """A request was queued, one sequence for each choice."""
         request = _RequestLife(sequences[0].arrival, len(sequences), len(sequences))
         for sequence in sequences:
             self._seqs[sequence.id] = _SequenceLife(sequence, request)
+            self._latency.submitted(sequence, at)
 
-    def planned(self, plan: StepPlan) -> None:
+    def planned(self, plan: StepPlan, now: float) -> None:
         """A step begins."""
-        now = self._clock.now()
+        self._latency.planned(plan, now)
         for slot in plan.releases:
             seq = self._slots.pop(slot, None)
             if seq is not None:  # ended sequences are gone from the table, so this one was preempted
@@ -165,9 +175,10 @@ class MetricsCollector:
         if plan.rows:
             self._histograms.step_tokens.add(plan.num_tokens)
 
-    def ran(self) -> None:
+    def ran(self, result: StepResult, now: float) -> None:
         """The step was computed. Everything reported until the next step happened at this instant."""
-        self._now = self._clock.now()
+        self._now = now
+        self._latency.ran(result, now)
 
     def foreseen(self, error: float) -> None:
         """The scheduler had expected the step to take more or less: by this share of what it took."""
@@ -206,8 +217,8 @@ class MetricsCollector:
         seq.generated += 1
         self._generated_tokens += 1
 
-    def ended(self, seq_id: str, reason: FinishReason) -> Timings:
-        """A sequence ended. Returns its request's timings so far; they are final with the last sequence."""
+    def ended(self, seq_id: str, reason: FinishReason, at: float) -> Timings:
+        """A sequence ended, by what happened `at`. Returns its request's timings so far; the last ones are final."""
         seq, now = self._seqs.pop(seq_id), self._clock.now()
         self._finished[reason] += 1
         if reason in ANSWERED:
@@ -215,7 +226,7 @@ class MetricsCollector:
         elif reason is FinishReason.ABORT:
             self._wasted_tokens += seq.generated
         self._join(seq, reason)
-        return seq.request.timings(now)
+        return seq.request.timings(now, self._latency.ended(seq_id, at))
 
     # ---- what is counted
 

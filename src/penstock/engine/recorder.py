@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Appends records to a trace file. Owned by the engine; not thread-safe.
 
+    What a request's time went to follows from when things happened, so the methods take that as `at`, from the clock of
+    arrival times; None is now.
+
     Args:
         path: of the file, which is made anew.
         config: of the scheduler.
@@ -57,25 +60,25 @@ class Recorder:
             raise ConfigError("record", f"{path} cannot be written: {error.strerror}") from error
         self._write(encode_header(config))
 
-    def submitted(self, request: SequenceRequest) -> None:
+    def submitted(self, request: SequenceRequest, at: float | None = None) -> None:
         """A sequence was queued."""
-        self._write(encode_submit(request))
+        self._write(encode_submit(request), at)
 
-    def aborted(self, seq_id: str) -> None:
+    def aborted(self, seq_id: str, at: float | None = None) -> None:
         """A sequence was ended from outside the scheduler."""
-        self._write(encode_abort(seq_id))
+        self._write(encode_abort(seq_id), at)
 
     def reset(self) -> None:
         """The prefix cache was forgotten."""
         self._write(encode_reset())
 
-    def dropped(self) -> None:
+    def dropped(self, at: float | None = None) -> None:
         """The plans in flight were taken back."""
-        self._write(encode_drop())
+        self._write(encode_drop(), at)
 
-    def failed(self, killed: bool) -> None:
+    def failed(self, killed: bool, at: float | None = None) -> None:
         """A plan in flight failed as a whole, and all of them were taken back; see `Scheduler.fail_step`."""
-        self._write(encode_fail(killed))
+        self._write(encode_fail(killed), at)
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
         """These are given to the next plan."""
@@ -85,13 +88,13 @@ class Recorder:
         """So many leading blocks of a sequence that waits were found."""
         self._write(encode_stored(seq_id, blocks))
 
-    def planned(self, plan: StepPlan) -> None:
+    def planned(self, plan: StepPlan, at: float | None = None) -> None:
         """A step was decided."""
-        self._write(encode_plan(plan))
+        self._write(encode_plan(plan), at)
 
-    def ran(self, result: StepResult) -> None:
+    def ran(self, result: StepResult, at: float | None = None) -> None:
         """A step was computed; what is on record until here survives a crash of this process."""
-        self._write(encode_result(result))
+        self._write(encode_result(result), at)
         self._attempt(lambda file: file.flush())
 
     def close(self) -> None:
@@ -99,9 +102,9 @@ class Recorder:
         self._attempt(lambda file: file.close())
         self._file = None
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str, at: float | None = None) -> None:
         if self._clock is not None:
-            line = stamped(line, self._clock.now())
+            line = stamped(line, self._clock.now() if at is None else at)
         self._attempt(lambda file: file.write(line + "\n"))
 
     def _attempt(self, work: Callable[[TextIO], object]) -> None:
@@ -121,19 +124,19 @@ class Recorder:
 class NoRecorder:
     """Records nothing; what an engine has that is not asked to record."""
 
-    def submitted(self, request: SequenceRequest) -> None:
+    def submitted(self, request: SequenceRequest, at: float | None = None) -> None:
         """See `Recorder`."""
 
-    def aborted(self, seq_id: str) -> None:
+    def aborted(self, seq_id: str, at: float | None = None) -> None:
         """See `Recorder`."""
 
     def reset(self) -> None:
         """See `Recorder`."""
 
-    def dropped(self) -> None:
+    def dropped(self, at: float | None = None) -> None:
         """See `Recorder`."""
 
-    def failed(self, killed: bool) -> None:
+    def failed(self, killed: bool, at: float | None = None) -> None:
         """See `Recorder`."""
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
@@ -142,10 +145,10 @@ class NoRecorder:
     def stored(self, seq_id: str, blocks: int) -> None:
         """See `Recorder`."""
 
-    def planned(self, plan: StepPlan) -> None:
+    def planned(self, plan: StepPlan, at: float | None = None) -> None:
         """See `Recorder`."""
 
-    def ran(self, result: StepResult) -> None:
+    def ran(self, result: StepResult, at: float | None = None) -> None:
         """See `Recorder`."""
 
     def close(self) -> None:

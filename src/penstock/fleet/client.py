@@ -17,7 +17,7 @@ from dataclasses import replace
 from penstock.contract.adapter import AdapterFacts
 from penstock.contract.errors import EngineFault, Overloaded, PenstockError, RequestError, RequestPoisoned, Unavailable
 from penstock.contract.events import Output, RequestFailed, RequestFinished
-from penstock.contract.measurements import UNTIMED, Measurements, Timings
+from penstock.contract.measurements import NO_PARTS, UNTIMED, Measurements, Timings
 from penstock.contract.ports import Clock, Health, Tokenized
 from penstock.contract.request import EngineRequest, Prompt, SequenceRequest
 from penstock.engine import Intake, IntakeThreads, OutputQueue, ResolvedRequest, WaitingRoom
@@ -358,6 +358,9 @@ def _seen_from_here(timings: Timings, arrived: float, now: float) -> Timings:
     def here(instant: float) -> float:
         return max(arrived, instant + shift)
 
+    parts = timings.parts
+    if parts != NO_PARTS:
+        parts = replace(parts, transport=parts.transport + max(0.0, now - arrived - parts.total))
     return replace(
         timings,
         arrived=arrived,
@@ -365,4 +368,5 @@ def _seen_from_here(timings: Timings, arrived: float, now: float) -> Timings:
         first_token=here(timings.first_token),
         last_token=here(timings.last_token),
         ended=now,
+        parts=parts,
     )

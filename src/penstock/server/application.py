@@ -22,6 +22,7 @@ from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient, StepWatch
 from penstock.server import admin, anthropic, openai, page, tokens
 from penstock.server.admin import metrics
+from penstock.server.admin.latency import RecentLatencies
 from penstock.server.admin.metrics import EngineMetrics, RequestCounter, ServerMetrics
 from penstock.server.admin.probes import routes as probe_routes
 from penstock.server.admin.readiness import NoWatch, Readiness
@@ -92,14 +93,14 @@ def create_app(
         ConfigError: the stored answers cannot be read.
     """
     access, memory = _within(access or Access(), memory)
-    counter, stopping = RequestCounter(), asyncio.Event()
+    counter, recent, stopping = RequestCounter(), RecentLatencies(), asyncio.Event()
     serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch or NoWatch(), access.limits.heartbeat_seconds, stopping)
     measured = EngineMetrics(client, card.name, memory), ServerMetrics(counter, card.name)
     probes = (*probe_routes(client.health, readiness), *metrics.routes(*measured))
-    routes = tuple(_routes(serving))
+    routes = tuple(_routes(serving, recent))
     app = _application(serving, (*routes, *probes), held=hold_bytes(memory, access))
-    shield(app, limits, access, stopping, (counter, *observers))
+    shield(app, limits, access, stopping, (counter, recent, *observers))
     known = KnownRefusals(client.check_queue, stopping)
     set_lifecycle(
         app, Lifecycle(stopping, probe_app((*probes, *routes), access), readiness.stuck, counter.refused, known)
@@ -132,11 +133,13 @@ def model_part(
     stopping: asyncio.Event,
     journal: Journal | None,
     answers: AnswerJournal | None,
+    recent: RecentLatencies,
 ) -> ModelPart:
-    """One model's part of a server of several; the arguments are as for `create_app`, `stopping` is the server's."""
+    """One model's part of a server of several: as `create_app`, with the `stopping` and the `recent` of the server."""
     serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
-    return ModelPart(_application(serving, tuple(_routes(serving))), serving, readiness.stuck)
+    routes = tuple(_routes(serving, recent))
+    return ModelPart(_application(serving, routes), serving, readiness.stuck)
 
 
 def _serve(
@@ -218,11 +221,11 @@ def probe_app(routes: Iterable[Route], access: Access) -> FastAPI:
     return app
 
 
-def _routes(serving: Serving) -> Iterator[Route]:
+def _routes(serving: Serving, recent: RecentLatencies) -> Iterator[Route]:
     yield from openai.routes(serving)
     yield from anthropic.routes(serving)
     yield from tokens.routes(serving)
-    yield from admin.routes(serving)
+    yield from admin.routes(serving, recent)
     yield from page.routes(serving)
 
 

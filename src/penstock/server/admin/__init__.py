@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from penstock.contract.limits import RequestLimits
 from penstock.contract.ports import EngineClient
-from penstock.server.admin import abort, about, adapters, model_info, prefix_cache, profile, reference, stats
+from penstock.server.admin import abort, about, adapters, latency, model_info, prefix_cache, profile, reference, stats
+from penstock.server.admin.latency import RecentLatencies
 from penstock.server.admin.schemas import SCHEMAS
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.serving import Clients, Serving
@@ -16,8 +17,8 @@ from penstock.server.http.route import Route
 __all__ = ["SCHEMAS", "common_routes", "routes"]
 
 
-def routes(serving: Serving) -> tuple[Route, ...]:
-    """The endpoints of a server of one model, less those that orchestrators ask."""
+def routes(serving: Serving, recent: RecentLatencies) -> tuple[Route, ...]:
+    """The endpoints of a server of one model, less those that orchestrators ask; `recent` is one of its observers."""
 
     def clients() -> tuple[EngineClient]:
         return (serving.client,)
@@ -27,12 +28,16 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         *adapters.routes(serving),
         *model_info.routes(serving),
         *reference.ROUTES,
-        *common_routes(serving.limits, serving.access, clients, lambda: (serving.live,)),
+        *common_routes(serving.limits, serving.access, clients, lambda: (serving.live,), recent),
     )
 
 
 def common_routes(
-    limits: RequestLimits, access: Access, clients: Clients, lives: Callable[[], Sequence[LiveRequests]]
+    limits: RequestLimits,
+    access: Access,
+    clients: Clients,
+    lives: Callable[[], Sequence[LiveRequests]],
+    recent: RecentLatencies,
 ) -> tuple[Route, ...]:
     """The endpoints that concern all engines of a server at once, and their requests."""
     return (
@@ -40,4 +45,5 @@ def common_routes(
         *prefix_cache.routes(clients),
         *about.ROUTES,
         *stats.routes(clients),
+        *latency.routes(recent),
     )

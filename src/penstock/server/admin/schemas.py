@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.api_fields.strict_json import JsonObject
-from penstock.server.http.openapi import ERROR, INTEGER, STRING, list_of, nullable, object_of
+from penstock.server.http.openapi import ERROR, INTEGER, NUMBER, PARTS_SCHEMA, STRING, list_of, nullable, object_of
 
 __all__ = ["SCHEMAS"]
 
@@ -68,6 +68,18 @@ SCHEMAS: JsonObject = {
     "Aborted": object_of({"aborted": list_of(STRING)}),
     "Reset": object_of({"reset": BOOLEAN}),
     "Profile": object_of({"profiling": BOOLEAN, "files": list_of(STRING)}),
+    "RequestLatency": object_of(
+        {
+            "id": STRING,
+            "request_id": STRING,
+            "route": STRING,
+            "status": INTEGER,
+            "wall_ms": NUMBER,
+            "parts_ms": PARTS_SCHEMA,
+            "behind": list_of(STRING),
+        },
+        optional=("behind",),
+    ),
     "Stats": object_of(
         {"total_tasks": INTEGER, "total_tokens": INTEGER, "active_tasks": INTEGER, "waiting_queue": INTEGER}
     ),

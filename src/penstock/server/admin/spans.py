@@ -1,6 +1,7 @@
 """One OpenTelemetry span per request to the engine, under the caller's trace if it sent one (W3C Trace Context).
 
-Name and attributes are vLLM's, and contain no text of a prompt or an answer. The caller's `user` is `enduser.id`
+Name and attributes are vLLM's, and contain no text of a prompt or an answer. Where the time went is
+`penstock.latency.*` in seconds; these parts sum to `gen_ai.latency.e2e`. The caller's `user` is `enduser.id`
 (OpenTelemetry's semantic conventions), and each of its labels `penstock.metadata.NAME`. OpenTelemetry is optional, so
 it is imported only when spans are wanted.
 """
@@ -11,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from penstock.contract.errors import ConfigError
+from penstock.contract.measurements import PARTS
 from penstock.server.delivery.observation import RequestRecord
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
@@ -83,6 +85,8 @@ def span_attributes(
     if not outputs.usage.prompt_tokens:
         return attributes
     usage, timings = outputs.usage, outputs.timings
+    attributes |= {f"penstock.latency.{name}": getattr(record.parts, name) for name in PARTS if record.parts.total}
+    attributes |= {f"penstock.latency.queue_for.{reason}": seconds for reason, seconds in record.parts.queue_for}
     return attributes | {
         "gen_ai.usage.prompt_tokens": usage.prompt_tokens,
         "gen_ai.usage.completion_tokens": usage.completion_tokens,

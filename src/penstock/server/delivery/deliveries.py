@@ -7,6 +7,7 @@ which a client can resume. The endpoint's formatter decides what an answer or a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Protocol
@@ -105,7 +106,7 @@ class WholeDelivery:
             prompts = [prompt for _, prompt in sorted(outputs.prompts.items())]
             add_prompt_logprobs(answer, self._prompt_logprobs, prompts)
         if self._timings:
-            answer["timings"] = timings_object(outputs.timings, outputs.usage, self._num_choices)
+            answer["timings"] = _timings(outputs, self._num_choices)
         await writer.respond(json_response(200, answer))
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
@@ -143,7 +144,7 @@ class EventDelivery:
                         await writer.start(EVENT_HEADERS)
                         await writer.write(events)
         await writer.start(EVENT_HEADERS)
-        timings = timings_object(outputs.timings, outputs.usage, parsed.num_choices) if parsed.timings else None
+        timings = _timings(outputs, parsed.num_choices) if parsed.timings else None
         closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, timings)
         await writer.write(closing + DONE + self._ids.end + b"\n")
         await writer.end()
@@ -234,6 +235,11 @@ def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery
     if parsed.stream:
         return EventDelivery(parsed, formatter)
     return whole_delivery(parsed, formatter)
+
+
+def _timings(outputs: OutputStream, num_choices: int) -> JsonObject:
+    """The timings of an answer of which only this is still to be sent."""
+    return timings_object(outputs.timings, outputs.usage, num_choices, outputs.parts_until(time.monotonic()))
 
 
 def _event(value: JsonObject, id_line: bytes) -> bytes:

@@ -44,6 +44,7 @@ class EngineResponse(Response):
         """
         writer, account = ResponseWriter(send), account_of(scope)
         account.parsed, account.outputs = self._parsed, self._outputs
+        self._outputs.began = account.began
         try:
             async with self._streams.reading(self._parsed.id):
                 await while_connected(receive, self._answer(writer, scope))

@@ -16,6 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.contract.errors import Overloaded, RefusalCause
+from penstock.contract.measurements import NO_PARTS, LatencyParts
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.http.failures import refused_for
@@ -35,11 +36,16 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Account:
-    """What one request asked of the engine, and what it got. Filled in by the response; owned by one task."""
+    """What one request asked of the engine, and what it got. Filled in by the response; owned by one task.
 
-    __slots__ = ("outputs", "parsed")
+    Attributes:
+        began: when the request came, in seconds of `time.monotonic`.
+    """
+
+    __slots__ = ("began", "outputs", "parsed")
 
     def __init__(self) -> None:
+        self.began = time.monotonic()
         self.parsed: ParsedRequest | None = None
         self.outputs: OutputStream | None = None
 
@@ -66,6 +72,7 @@ class RequestRecord:
         outputs: its outputs; None if `parsed` is None.
         trace_headers: the W3C trace context that the caller sent.
         refused: the bound that it hit; None if it was not refused.
+        parts: where the seconds went; `NO_PARTS` if the engine did not say, as when the client has left.
     """
 
     id: str
@@ -79,6 +86,7 @@ class RequestRecord:
     outputs: OutputStream | None
     trace_headers: Mapping[str, str]
     refused: RefusalCause | None = None
+    parts: LatencyParts = NO_PARTS
 
 
 Observer = Callable[[RequestRecord], None]
@@ -97,10 +105,11 @@ class Observe:
             await self._app(scope, receive, send)
             return
         account, watched = account_of(scope), _Watched(send)
-        started_ns, began = time.time_ns(), time.perf_counter()
+        started_ns = time.time_ns()
         try:
             await self._app(scope, receive, watched.send)
         finally:
+            now, outputs = time.monotonic(), account.outputs
             record = RequestRecord(
                 id=watched.request_id,
                 method=scope["method"] if scope["method"] in METHODS else "OTHER",
@@ -108,11 +117,12 @@ class Observe:
                 status=watched.status,
                 complete=watched.complete,
                 started_ns=started_ns,
-                seconds=time.perf_counter() - began,
+                seconds=now - account.began,
                 parsed=account.parsed,
-                outputs=account.outputs,
+                outputs=outputs,
                 trace_headers=_trace_headers(Headers(scope=scope)),
                 refused=refused_for(scope),
+                parts=NO_PARTS if outputs is None else outputs.parts_until(now),
             )
             self._tell(record)
             if (refused := refused_unread(scope)) is not None:

@@ -7,6 +7,7 @@ Invariant: a stream that ends without an error has ended every choice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing
 from itertools import chain, repeat
@@ -23,7 +24,7 @@ from penstock.contract.events import (
     RequestFinished,
     Usage,
 )
-from penstock.contract.measurements import UNTIMED, Timings
+from penstock.contract.measurements import NO_PARTS, UNTIMED, LatencyParts, Timings
 from penstock.contract.request import EngineRequest
 from penstock.server.delivery.live_requests import LiveRequests
 from penstock.server.delivery.parsed_request import ParsedRequest
@@ -36,6 +37,7 @@ class OutputStream:
     """The outputs of a parsed request as one stream. Owned by the one task that answers.
 
     Attributes:
+        began: when the request came, in seconds of `time.monotonic`; whoever knows sets it.
         usage: total of the prompts that have ended.
         timings: of the same prompts together.
         sent_tokens: number of tokens passed on so far.
@@ -46,6 +48,7 @@ class OutputStream:
     """
 
     def __init__(self, live: LiveRequests, parsed: ParsedRequest) -> None:
+        self.began = time.monotonic()
         self.usage = Usage()
         self.timings = UNTIMED
         self.sent_tokens = 0
@@ -69,6 +72,15 @@ class OutputStream:
         """Tokens of the prompts received so far (`EngineRequest.running_usage`), and of the answer so far."""
         prompts = sum(len(prompt.tokens) for prompt in self.prompts.values())
         return Usage(prompt_tokens=prompts, completion_tokens=self.sent_tokens)
+
+    def parts_until(self, now: float) -> LatencyParts:
+        """Where the time from the request's arrival until `now` went; `NO_PARTS` if the engine has not said.
+
+        Args:
+            now: in seconds of `time.monotonic`.
+        """
+        parts = self.timings.parts
+        return parts if parts == NO_PARTS else parts.within(self.began, self.timings.arrived, now)
 
     def enter(self) -> None:
         """Count among the caller's requests from now until `leave`, instead of only while the stream is read.

@@ -20,6 +20,7 @@ from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.server.admin import common_routes, metrics
+from penstock.server.admin.latency import RecentLatencies
 from penstock.server.admin.metrics import RequestCounter, ServerMetrics
 from penstock.server.admin.probes import routes as probe_routes
 from penstock.server.application import ModelPart, add_routes, hold_bytes, model_part, probe_app, shield
@@ -60,12 +61,13 @@ def create_hosting_app(
         observers: called when a request is over.
         journals: where each model's stored answers are written down, by its main name; None if they are not.
     """
-    stopping, counter = asyncio.Event(), RequestCounter()
+    stopping, counter, recent = asyncio.Event(), RequestCounter(), RecentLatencies()
 
     def make(name: str, model: ServedModel) -> ModelPart:
         own = replace(access, limits=model.memory.applied(access.limits))
         client, watch = RelayedClient(models, name, model), RelayedWatch(models, name)
-        return model_part(client, model.card, limits, own, model.memory, watch, stopping, model.streams, model.answers)
+        kept = model.streams, model.answers
+        return model_part(client, model.card, limits, own, model.memory, watch, stopping, *kept, recent)
 
     parts = Parts(models, make, journals)
     readiness = HostingReadiness(parts, stopping)
@@ -77,6 +79,7 @@ def create_hosting_app(
         access,
         lambda: [part.serving.client for part in parts.present()],
         lambda: [part.serving.live for part in parts.present()],
+        recent,
     )
     routes = (*listed, *common, *files.routes(), events.route(parts, stopping), *probes)
     app = FastAPI(
@@ -87,11 +90,11 @@ def create_hosting_app(
     app.add_middleware(
         Dispatch,
         parts=parts,
-        is_own=lambda path: path in own or is_page_path(path) or path.startswith("/v1/models/"),
+        is_own=lambda path: path in own or is_page_path(path) or path.startswith(("/v1/models/", "/v1/requests/")),
         max_body_bytes=limits.max_body_bytes,
     )
     app.add_middleware(HoldRequests, held=hold_bytes(memory, access), max_body_bytes=limits.max_body_bytes)
-    shield(app, limits, access, stopping, (counter, *observers))
+    shield(app, limits, access, stopping, (counter, recent, *observers))
     add_routes(app, routes)
     known = KnownRefusals(lambda _: None, stopping)
     set_lifecycle(app, Lifecycle(stopping, probe_app(routes, access), readiness.stuck, counter.refused, known))

@@ -11,12 +11,14 @@ from typing import Any
 from penstock.api_fields.fields import Field, Neutrals
 from penstock.api_fields.request_options import NEUTRAL_STREAM_OPTIONS, STREAM_OPTIONS_FIELDS
 from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.measurements import PARTS
 
 __all__ = [
     "ERROR",
     "INTEGER",
     "NUMBER",
     "OPTIONAL_STRING",
+    "PARTS_SCHEMA",
     "SHARED_SCHEMAS",
     "STRING",
     "answers",
@@ -53,6 +55,12 @@ def nullable(schema: JsonObject) -> JsonObject:
     """The schema that also allows null."""
     return {"anyOf": [schema, {"type": "null"}]}
 
+
+PARTS_SCHEMA = object_of(
+    dict.fromkeys((*PARTS, "total"), NUMBER)
+    | {"queue_for": {"type": "object", "additionalProperties": {"type": "number"}}}
+)
+"""Of `api_fields.timings.parts_object`."""
 
 ERROR = object_of({"message": STRING, "type": STRING, "param": OPTIONAL_STRING, "code": STRING})
 

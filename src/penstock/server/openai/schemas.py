@@ -9,6 +9,7 @@ from penstock.server.http.openapi import (
     INTEGER,
     NUMBER,
     OPTIONAL_STRING,
+    PARTS_SCHEMA,
     STRING,
     list_of,
     nullable,
@@ -156,6 +157,7 @@ SCHEMAS: JsonObject = {
             "draft_n": INTEGER,
             "draft_n_accepted": INTEGER,
             "total_ms": NUMBER,
+            "parts_ms": nullable(PARTS_SCHEMA),
         }
     ),
     "Model": object_of(

@@ -1,0 +1,101 @@
+"""`GET /v1/requests/{id}/latency`: where the time of a recent request went.
+
+Of the last requests that the engine served, their ids, counts of seconds and the ids of those that they waited for are
+remembered; no text, no tokens. A caller is told of its own requests only, and not whom they waited for: that is for an
+admin. Confined to one event loop.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fastapi import Request, Response
+
+from penstock.api_fields.strict_json import JsonObject
+from penstock.api_fields.timings import parts_object
+from penstock.contract.measurements import NO_PARTS, LatencyParts
+from penstock.server.delivery.observation import RequestRecord
+from penstock.server.http.caller import caller_of
+from penstock.server.http.failures import HttpRefusal, json_response
+from penstock.server.http.openapi import answers
+from penstock.server.http.route import Route
+
+__all__ = ["MOST", "RecentLatencies", "routes"]
+
+MOST = 1000
+"""Requests that are remembered: a few hundred bytes each."""
+
+UNKNOWN = 404
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A request that is over."""
+
+    tenant: str
+    id: str
+    request_id: str
+    route: str
+    status: int
+    seconds: float
+    parts: LatencyParts
+
+    def body(self, *, admin: bool) -> JsonObject:
+        """The answer about it."""
+        body: JsonObject = {
+            "id": self.id,
+            "request_id": self.request_id,
+            "route": self.route,
+            "status": self.status,
+            "wall_ms": round(self.seconds * 1000, 3),
+            "parts_ms": parts_object(self.parts),
+        }
+        return body | {"behind": list(self.parts.behind)} if admin else body
+
+
+class RecentLatencies:
+    """An observer that remembers where the time of the last requests went.
+
+    Args:
+        most: how many; beyond that the oldest is forgotten.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._told: OrderedDict[str, _Told] = OrderedDict()  # by the answer's id
+        self._answers: dict[str, str] = {}  # by the request's id; a caller may use one again
+
+    def __call__(self, record: RequestRecord) -> None:
+        """Remember a request that is over, if the engine said where its time went."""
+        if record.parsed is None or record.parts == NO_PARTS:
+            return
+        parsed = record.parsed
+        tenant, seconds = parsed.requests[0].tenant, record.seconds
+        told = _Told(tenant, parsed.id, record.id, record.route, record.status, seconds, record.parts)
+        self._told[parsed.id] = told
+        self._told.move_to_end(parsed.id)
+        self._answers[record.id] = parsed.id
+        if len(self._told) > self._most:
+            _, oldest = self._told.popitem(last=False)
+            if self._answers.get(oldest.request_id) == oldest.id:
+                del self._answers[oldest.request_id]
+
+    def find(self, named: str) -> _Told | None:
+        """The request whose answer has this id, or that came under this request id last; None if there is none."""
+        return self._told.get(named) or self._told.get(self._answers.get(named, ""))
+
+
+def routes(recent: RecentLatencies) -> tuple[Route, ...]:
+    """The endpoint."""
+
+    async def request_latency(http_request: Request, request_id: str) -> Response:
+        """Where the time of a request that is over went, by its answer's id or its request id."""
+        caller, told = caller_of(http_request.scope), recent.find(request_id)
+        if told is None or not (caller.admin or caller.name == told.tenant):
+            message = "No such request is remembered: it is not over, it is long over, or it was another caller's."
+            raise HttpRefusal(UNKNOWN, message, code="request_not_found")
+        return json_response(200, told.body(admin=caller.admin))
+
+    path = "/v1/requests/{request_id}/latency"
+    return (Route("GET", path, request_latency, answers("RequestLatency", 401, 403, 404)),)
