@@ -3,12 +3,13 @@
     python bench/foresight.py days --json bench/results/FILE.json
     python bench/foresight.py limit --slo ttft=1s,itl=100ms --json bench/results/FILE.json
 
-`days`: for each of three workloads a server of its own (`penstock serve --record`) first gets a burst, 32 requests at
-once for `--learn` seconds: from it come the workload's capacity, in requests a second, and all that the simulation
-knows of steps and of the way between client and engine. Then requests come at random for `--seconds`, at a share of
-that capacity: conversations and long prompts at 0.7, prompts that share beginnings at 1.2. The simulation gets when the
-engine received them, how long they are and what they share, and is compared with what the clients measured, by the
-median and the 99th percentile of the time to the first token, between tokens, and to the end.
+`days`: for each of three workloads a server of its own (`penstock serve --record`) first gets requests of it, from 1 to
+32 at once, for `--learn` seconds or a little longer: from these come all that the simulation knows of steps and of the
+way between client and engine, and the workload's capacity, in requests a second. Then requests come at random for
+`--seconds`, at a share of that capacity: conversations and long prompts at 0.7, prompts that share beginnings at 1.2.
+The simulation gets when the engine received them, how long they are and what they share, and is compared with what the
+clients measured, by the median and the 99th percentile of the time to the first token, between tokens, and to the end.
+A third column is simulated with the steps of the whole run: it says how much of an error is that the machine changed.
 
 `limit`: `penstock plan` says what rate of conversations keeps the goals; a server gets that rate, and 1.2 times it.
 
@@ -21,7 +22,6 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
 """Workloads, and the share of the capacity at which their requests come."""
 
 _OPTIONS = ("--no-speculate",)
-_STREAMS = 32
+_STREAMS = (1, 2, 4, 8, 16, 32)
 _SEEDS = 3
 _QUANTILES = (50, 99)
 _VOCAB = 10_000
@@ -68,17 +68,20 @@ def calls_of(drawn: Drawn, rate: float, count: int, seed: int) -> list[Call]:
 
 
 def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str, Any]:
-    """One workload: measured, and simulated with what the burst before it taught."""
+    """One workload: measured, and simulated with what came before it."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         with recorded_server(model, _OPTIONS, record) as url:
-            bursts, capacity = asyncio.run(_burst(url, DRAWN[name], learn))
+            taught = asyncio.run(_teach(url, DRAWN[name], learn))
+            capacity = _capacity(taught[-1])
             rate = capacity * DAYS[name]
             test = asyncio.run(drive_recorded(url, calls_of(DRAWN[name], rate, max(20, round(rate * seconds)), seed=1)))
-        learned_for = bursts[-1].began + max(each.ended for each in bursts[-1].outcomes) - bursts[0].began
-        taught = read_record(read_lines(record), until=learned_for)
-    way = way_of(taught, _together(bursts))
-    predicted = _simulate(taught, way, test)
+        learned_for = taught[-1].began + max(each.ended for each in taught[-1].outcomes) - taught[0].began
+        run_before = read_record(read_lines(record), until=learned_for)
+        run_whole = read_record(read_lines(record))
+    way = way_of(run_before, _together(taught))
+    measured = _measured(test.outcomes)
+    predicted, known = (_simulate(each, way, test) for each in (run_before, run_whole))
     return {
         "workload": name,
         "capacity_requests_s": capacity,
@@ -87,20 +90,29 @@ def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str
         "failed": sum(bool(each.error) for each in test.outcomes),
         "learned_seconds": learned_for,
         "way_ms": {"there": way.there * 1e3, "back": way.back * 1e3, "end": way.end * 1e3},
-        "latencies_ms": _beside(_measured(test.outcomes), predicted),
+        "latencies_ms": _beside(measured, predicted, known),
     }
 
 
-async def _burst(url: str, drawn: Drawn, seconds: float) -> tuple[list[Driven], float]:
-    """So many requests at once for so long; what was sent, and requests a second."""
-    bursts, done, began = [], 0, time.monotonic()
-    while time.monotonic() < began + seconds:
-        bursts.append(
-            await drive_recorded(url, _at_once(calls_of(drawn, 1.0, 3 * _STREAMS, seed=100 + done)), _STREAMS)
-        )
-        done += 1
-    rates = [len(each.calls) / max(outcome.ended for outcome in each.outcomes) for each in bursts]
-    return bursts, statistics.median(rates)
+async def _teach(url: str, drawn: Drawn, seconds: float) -> list[Driven]:
+    """From 1 to 32 requests at once, each number for as long; the last tests are with 32."""
+    tests: list[Driven] = []
+    began = time.monotonic()
+    for place, streams in enumerate(_STREAMS, start=1):
+        while not tests or time.monotonic() < began + seconds * place / len(_STREAMS):
+            calls = calls_of(drawn, 1.0, 3 * streams, seed=100 + len(tests))
+            tests.append(await drive_recorded(url, _at_once(calls), streams))
+    while len(tests[-1].calls) < 3 * _STREAMS[-1]:
+        calls = calls_of(drawn, 1.0, 3 * _STREAMS[-1], seed=100 + len(tests))
+        tests.append(await drive_recorded(url, _at_once(calls), _STREAMS[-1]))
+    return tests
+
+
+def _capacity(test: Driven) -> float:
+    """Requests a second while all streams are taken: of the middle half of those that ended."""
+    ended = sorted(outcome.ended for outcome in test.outcomes)
+    first, last = len(ended) // 4, 3 * len(ended) // 4
+    return (last - first) / (ended[last] - ended[first])
 
 
 def _at_once(calls: Sequence[Call]) -> list[Call]:
@@ -152,22 +164,33 @@ def _measured(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
     }
 
 
-def _beside(measured: dict[str, list[float]], predicted: dict[str, list[float]]) -> dict[str, Any]:
-    """Both, and the error of the prediction as a share of what was measured."""
+def _beside(
+    measured: dict[str, list[float]], predicted: dict[str, list[float]], known: dict[str, list[float]]
+) -> dict[str, Any]:
+    """All three, and the errors as shares of what was measured."""
     table: dict[str, Any] = {}
     for latency, samples in measured.items():
         for quantile in _QUANTILES:
-            fact, said = percentile(samples, quantile), percentile(predicted[latency], quantile)
-            table[f"{latency} p{quantile}"] = {"measured": fact, "simulated": said, "error": said / fact - 1}
+            fact, said, best = (percentile(each, quantile) for each in (samples, predicted[latency], known[latency]))
+            table[f"{latency} p{quantile}"] = {
+                "measured": fact,
+                "simulated": said,
+                "error": said / fact - 1,
+                "with_all_steps": best,
+                "error_with_all_steps": best / fact - 1,
+            }
     return table
 
 
 def day_table(day: dict[str, Any]) -> str:
     """A day for people."""
     lines = [f"\n{day['workload']}: {day['requests']} requests, {day['rate']:.2f} a second, {day['failed']} failed"]
-    lines.append(f"{'milliseconds':<14}{'measured':>12}{'simulated':>12}{'error':>10}")
+    lines.append(
+        f"{'milliseconds':<14}{'measured':>12}{'simulated':>12}{'error':>10}{'with all steps':>18}{'error':>10}"
+    )
     for name, each in day["latencies_ms"].items():
-        lines.append(f"{name:<14}{each['measured']:>12.1f}{each['simulated']:>12.1f}{each['error']:>+10.1%}")
+        row = f"{name:<14}{each['measured']:>12.1f}{each['simulated']:>12.1f}{each['error']:>+10.1%}"
+        lines.append(f"{row}{each['with_all_steps']:>18.1f}{each['error_with_all_steps']:>+10.1%}")
     return "\n".join(lines)
 
 
@@ -207,7 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--workload", action="append", choices=tuple(DAYS), help="only these; several times for several"
     )
-    parser.add_argument("--learn", type=float, default=25.0, help="seconds of the burst that teaches")
+    parser.add_argument("--learn", type=float, default=25.0, help="seconds before each day, from which is learned")
     parser.add_argument("--seconds", type=float, default=75.0, help="in which requests come; for limit, of calibration")
     parser.add_argument("--slo", default="ttft=1s,itl=100ms")
     parser.add_argument("--quantile", type=float, default=99.0)
