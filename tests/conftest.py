@@ -26,6 +26,7 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """Which of several processes this is that share the tests, `gw0`, `gw1`, ...; "" if it runs them alone."""
 
 LENDERS = (
+    "core",
     "models",
     "weights",
     "server",

@@ -36,6 +36,8 @@ COMMANDS = {
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
+    "replay": "Run a recorded day on today's scheduler: the same plans, or what other options would change.",
+    "plan": "Say how much of a workload this machine holds within bounds, and what would hold more.",
     "completion": "Print what makes a shell complete commands, options and models.",
 }
 

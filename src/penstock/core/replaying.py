@@ -26,11 +26,17 @@ class ReplayReport:
 
     Attributes:
         steps: plans that were compared and found equal.
+        requests: sequences that were submitted.
+        tokens: that were drawn.
+        seconds: from the first record to the last; 0.0 if the trace says no times.
         truncated: whether the last line was cut short, as by a crash, and left out.
         difference: the first disagreement, with its line; "" when there is none.
     """
 
     steps: int
+    requests: int
+    tokens: int
+    seconds: float
     truncated: bool
     difference: str
 
@@ -54,18 +60,21 @@ def replay(lines: Iterable[str]) -> ReplayReport:
             short is no error.
     """
     records = TraceReader(lines)
-    again, steps = Replay(Scheduler(records.header().config)), 0
-    for number, record, _ in records:
+    again = Replay(Scheduler(records.header().config))
+    began = ended = None
+    difference = ""
+    for number, record, at in records:
+        began, ended = at if began is None else began, at
         try:
             again.apply(record)
-        except Disagreement as difference:
-            return ReplayReport(steps, records.truncated, f"line {number}: {difference}")
+        except Disagreement as disagreement:
+            difference = f"line {number}: {disagreement}"
         except PenstockError as error:
-            return ReplayReport(
-                steps, records.truncated, f"line {number}: the scheduler refused what was recorded: {error}"
-            )
-        steps += isinstance(record, StepPlan)
-    return ReplayReport(steps, records.truncated, "")
+            difference = f"line {number}: the scheduler refused what was recorded: {error}"
+        if difference:
+            break
+    seconds = 0.0 if began is None or ended is None else ended - began
+    return ReplayReport(again.steps, again.requests, again.tokens, seconds, records.truncated, difference)
 
 
 class Disagreement(Exception):
@@ -73,12 +82,19 @@ class Disagreement(Exception):
 
 
 class Replay:
-    """A scheduler to which everything recorded happens again. Owned by whoever reads the trace."""
+    """A scheduler to which everything recorded happens again. Owned by whoever reads the trace.
+
+    Attributes:
+        steps: plans that were made again.
+        requests: sequences that were submitted.
+        tokens: that results brought.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._in_flight: deque[StepPlan] = deque()
         self._drafts: tuple[Draft, ...] = ()
+        self.steps = self.requests = self.tokens = 0
 
     def apply(self, record: Record) -> tuple[SeqEvent, ...]:
         """Do what was recorded. Returns the events that came of it.
@@ -89,6 +105,7 @@ class Replay:
         match record:
             case SequenceRequest():
                 self._scheduler.submit(record)
+                self.requests += 1
             case Abort(seq_id, reason, message):
                 return self._scheduler.abort(seq_id, reason, message)
             case Reset():
@@ -108,6 +125,7 @@ class Replay:
             case StepResult():
                 if not self._in_flight:
                     raise Disagreement(f"a result of step {record.step} without its plan")
+                self.tokens += record.num_tokens
                 return self._scheduler.commit(self._in_flight.popleft(), record)
             case Header():
                 raise Disagreement("a second header")
@@ -119,6 +137,7 @@ class Replay:
         if plan != recorded:
             raise Disagreement(_first_difference(recorded, plan))
         self._in_flight.append(plan)
+        self.steps += 1
 
 
 def _first_difference(recorded: StepPlan, made: StepPlan) -> str:

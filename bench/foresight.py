@@ -1,0 +1,256 @@
+"""Measures a server and simulates the same days: how far predicted latencies are from those that clients saw.
+
+    python bench/foresight.py days --json bench/results/FILE.json
+    python bench/foresight.py limit --slo ttft=1s,itl=100ms --json bench/results/FILE.json
+
+`days`: for each of three workloads a server of its own (`penstock serve --record`) first gets requests of it, from 1 to
+32 at once, for `--learn` seconds or a little longer: from these come all that the simulation knows of steps and of the
+way between client and engine, and the workload's capacity, in requests a second. Then requests come at random for
+`--seconds`, at a share of that capacity: conversations and long prompts at 0.7, prompts that share beginnings at 1.2.
+The simulation gets when the engine received them, how long they are and what they share, and is compared with what the
+clients measured, by the median and the 99th percentile of the time to the first token, between tokens, and to the end.
+A third column is simulated with the steps of the whole run: it says how much of an error is that the machine changed.
+
+`limit`: `penstock plan` says what rate of conversations keeps the goals; a server gets that rate, and 1.2 times it.
+
+Nobody guesses coming tokens (`--no-speculate`): random prompts have no continuation to be guessed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.arithmetic import percentile
+from penstock.bench.latency import Latency
+from penstock.bench.machine import load_average, provenance
+from penstock.bench.serving import Outcome
+from penstock.bench.workload import Call
+from penstock.foresight.calibration import Driven, Way, calibrate, drive_recorded, recorded_server, way_of
+from penstock.foresight.engine import SimulatedEngine, run, simulated_config
+from penstock.foresight.files import read_lines
+from penstock.foresight.planning import Machine, Question, find_limit, parse_slo
+from penstock.foresight.recorded import RecordedRun, read_record
+from penstock.foresight.workloads import DRAWN, Drawn
+from penstock.weights.locate import default_cache_dir
+
+__all__ = ["main"]
+
+DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
+"""Workloads, and the share of the capacity at which their requests come."""
+
+_OPTIONS = ("--no-speculate",)
+_STREAMS = (1, 2, 4, 8, 16, 32)
+_SEEDS = 3
+_QUANTILES = (50, 99)
+_VOCAB = 10_000
+_PREFIXES = 1 << 40
+
+
+def calls_of(drawn: Drawn, rate: float, count: int, seed: int) -> list[Call]:
+    """The calls of a drawn workload: made-up tokens become ids below `_VOCAB`, the same for the same."""
+    calls = []
+    for number, arrival in enumerate(drawn.draw("", rate, count, seed).arrivals(1 << 20)):
+        shared = [token for token in arrival.request.prompt if token < _PREFIXES]
+        own = len(arrival.request.prompt) - len(shared)
+        prompt = [token * 7919 % _VOCAB for token in shared]
+        prompt += [(seed * 104_729 + number * 1009 + place * place * 31 + place) % _VOCAB for place in range(own)]
+        calls.append(Call(arrival.at, tuple(prompt), arrival.request.stop.max_tokens))
+    return calls
+
+
+def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str, Any]:
+    """One workload: measured, and simulated with what came before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "record.jsonl"
+        with recorded_server(model, _OPTIONS, record) as url:
+            taught = asyncio.run(_teach(url, DRAWN[name], learn))
+            capacity = _capacity(taught[-1])
+            rate = capacity * DAYS[name]
+            test = asyncio.run(drive_recorded(url, calls_of(DRAWN[name], rate, max(20, round(rate * seconds)), seed=1)))
+        learned_for = taught[-1].began + max(each.ended for each in taught[-1].outcomes) - taught[0].began
+        run_before = read_record(read_lines(record), until=learned_for)
+        run_whole = read_record(read_lines(record))
+    way = way_of(run_before, _together(taught))
+    measured = _measured(test.outcomes)
+    predicted, known = (_simulate(each, way, test) for each in (run_before, run_whole))
+    return {
+        "workload": name,
+        "capacity_requests_s": capacity,
+        "rate": rate,
+        "requests": len(test.calls),
+        "failed": sum(bool(each.error) for each in test.outcomes),
+        "learned_seconds": learned_for,
+        "way_ms": {"there": way.there * 1e3, "back": way.back * 1e3, "end": way.end * 1e3},
+        "latencies_ms": _beside(measured, predicted, known),
+    }
+
+
+async def _teach(url: str, drawn: Drawn, seconds: float) -> list[Driven]:
+    """From 1 to 32 requests at once, each number for as long; the last tests are with 32."""
+    tests: list[Driven] = []
+    began = time.monotonic()
+    for place, streams in enumerate(_STREAMS, start=1):
+        while not tests or time.monotonic() < began + seconds * place / len(_STREAMS):
+            calls = calls_of(drawn, 1.0, 3 * streams, seed=100 + len(tests))
+            tests.append(await drive_recorded(url, _at_once(calls), streams))
+    while len(tests[-1].calls) < 3 * _STREAMS[-1]:
+        calls = calls_of(drawn, 1.0, 3 * _STREAMS[-1], seed=100 + len(tests))
+        tests.append(await drive_recorded(url, _at_once(calls), _STREAMS[-1]))
+    return tests
+
+
+def _capacity(test: Driven) -> float:
+    """Requests a second while all streams are taken: of the middle half of those that ended."""
+    ended = sorted(outcome.ended for outcome in test.outcomes)
+    first, last = len(ended) // 4, 3 * len(ended) // 4
+    return (last - first) / (ended[last] - ended[first])
+
+
+def _at_once(calls: Sequence[Call]) -> list[Call]:
+    return [replace(call, offset=0.0) for call in calls]
+
+
+def _together(bursts: Sequence[Driven]) -> Driven:
+    """Load tests one after the other, as one."""
+    first = bursts[0].began
+    calls = [call for each in bursts for call in each.calls]
+    outcomes = []
+    for each in bursts:
+        late = each.began - first
+        for outcome in each.outcomes:
+            content = tuple(moment + late for moment in outcome.content)
+            outcomes.append(
+                replace(
+                    outcome,
+                    due=outcome.due + late,
+                    sent=outcome.sent + late,
+                    ended=outcome.ended + late,
+                    content=content,
+                )
+            )
+    return Driven(first, calls, outcomes)
+
+
+def _simulate(taught: RecordedRun, way: Way, test: Driven) -> dict[str, list[float]]:
+    """What the clients of the test should see, in milliseconds, over all seeds."""
+    prompts = {call.prompt for call in test.calls}
+    wanted = {each.request.id for each in taught.arrivals if each.request.prompt in prompts}
+    config = simulated_config(taught.config)
+    found: dict[str, list[float]] = {"ttft": [], "itl": [], "e2e": []}
+    for seed in range(_SEEDS):
+        for served in run(SimulatedEngine(config, taught.costs, seed), taught.arrivals):
+            if served.id in wanted:
+                found["ttft"].append((served.first_token + way.there + way.back) * 1e3)
+                found["itl"] += [gap * 1e3 for gap in served.gaps]
+                found["e2e"].append((served.end_to_end + way.there + way.end) * 1e3)
+    return found
+
+
+def _measured(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    latencies = [Latency.of(outcome) for outcome in outcomes if not outcome.error]
+    return {
+        "ttft": [each.ttft for each in latencies],
+        "itl": [gap for each in latencies for gap in each.itl],
+        "e2e": [each.e2e for each in latencies],
+    }
+
+
+def _beside(
+    measured: dict[str, list[float]], predicted: dict[str, list[float]], known: dict[str, list[float]]
+) -> dict[str, Any]:
+    """All three, and the errors as shares of what was measured."""
+    table: dict[str, Any] = {}
+    for latency, samples in measured.items():
+        for quantile in _QUANTILES:
+            fact, said, best = (percentile(each, quantile) for each in (samples, predicted[latency], known[latency]))
+            table[f"{latency} p{quantile}"] = {
+                "measured": fact,
+                "simulated": said,
+                "error": said / fact - 1,
+                "with_all_steps": best,
+                "error_with_all_steps": best / fact - 1,
+            }
+    return table
+
+
+def day_table(day: dict[str, Any]) -> str:
+    """A day for people."""
+    lines = [f"\n{day['workload']}: {day['requests']} requests, {day['rate']:.2f} a second, {day['failed']} failed"]
+    lines.append(
+        f"{'milliseconds':<14}{'measured':>12}{'simulated':>12}{'error':>10}{'with all steps':>18}{'error':>10}"
+    )
+    for name, each in day["latencies_ms"].items():
+        row = f"{name:<14}{each['measured']:>12.1f}{each['simulated']:>12.1f}{each['error']:>+10.1%}"
+        lines.append(f"{row}{each['with_all_steps']:>18.1f}{each['error_with_all_steps']:>+10.1%}")
+    return "\n".join(lines)
+
+
+def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds: float) -> dict[str, Any]:
+    """What `penstock plan` says of conversations, and what a server does at that rate and at 1.2 times it."""
+    goals = parse_slo(slo)
+    folder = default_cache_dir(os.environ) / "foresight"
+    measured = calibrate(model, _OPTIONS, folder, seconds, anew=True, announce=print)
+    machine = Machine(measured.run.config, measured.run.costs, measured.way)
+    limit = find_limit(Question(DRAWN["chat"], goals, quantile, requests), machine, range(5))
+    found: dict[str, Any] = {
+        "goals": goals,
+        "quantile": quantile,
+        "rate": list(limit.rate),
+        "streams": list(limit.stream),
+    }
+    if not limit.rate.value:
+        return found | {"runs": []}
+    with tempfile.TemporaryDirectory() as made, recorded_server(model, _OPTIONS, Path(made) / "record.jsonl") as url:
+        runs = []
+        for factor in (1.0, 1.2):
+            rate = limit.rate.value * factor
+            driven = asyncio.run(drive_recorded(url, calls_of(DRAWN["chat"], rate, requests, seed=round(factor * 10))))
+            seen = _measured(driven.outcomes)
+            reached = {goal: percentile(seen[goal], quantile) for goal in goals}
+            held = all(reached[goal] <= bound * 1e3 for goal, bound in goals.items())
+            runs.append({"factor": factor, "rate": rate, "reached_ms": reached, "held": held})
+            print(f"{factor:g} times the limit, {rate:.2f} requests/s: {'held' if held else 'missed'}: {reached}")
+    return found | {"runs": runs}
+
+
+def main() -> None:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description="Predicted latencies beside measured ones.")
+    parser.add_argument("what", choices=("days", "limit"))
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument(
+        "--workload", action="append", choices=tuple(DAYS), help="only these; several times for several"
+    )
+    parser.add_argument("--learn", type=float, default=25.0, help="seconds before each day, from which is learned")
+    parser.add_argument("--seconds", type=float, default=75.0, help="in which requests come; for limit, of calibration")
+    parser.add_argument("--slo", default="ttft=1s,itl=100ms")
+    parser.add_argument("--quantile", type=float, default=99.0)
+    parser.add_argument("--requests", type=int, default=300, help="of each run of limit")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    record: dict[str, Any] = provenance() | {"kind": f"foresight-{options.what}", "model": options.model}
+    if options.what == "days":
+        record["days"] = []
+        for name in options.workload or DAYS:
+            day = measure_day(options.model, name, options.learn, options.seconds)
+            print(day_table(day), flush=True)
+            record["days"].append(day)
+    else:
+        record |= measure_limit(options.model, options.slo, options.quantile, options.requests, options.seconds)
+        print(f"limit {record['rate'][0]:.2f} requests/s ({record['rate'][1]:.2f} to {record['rate'][2]:.2f})")
+    record["load_average_after"] = load_average()
+    if options.json is not None:
+        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

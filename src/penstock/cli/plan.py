@@ -1,0 +1,209 @@
+"""`penstock plan`: how much of a workload this machine holds, and what would hold more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from penstock.bench.machine import provenance
+from penstock.cli.bench_report import json_option, report
+from penstock.cli.sections import complete_model
+from penstock.contract.errors import ConfigError
+
+__all__ = ["command"]
+
+_CURVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
+"""Rates at which latencies are told, as multiples of the limit."""
+
+
+@click.command("plan")
+@click.argument("model", shell_complete=complete_model)
+@click.argument("serve_options", nargs=-1, metavar="[-- SERVE OPTIONS]")
+@click.option(
+    "--workload",
+    default="chat",
+    show_default=True,
+    metavar="FILE|chat|long|shared",
+    help="A record, a published trace (Azure, Mooncake, Qwen-Bailian) or a trace of bench serve; or one that is drawn:"
+    " conversations, long prompts with short answers, or prompts that share beginnings.",
+)
+@click.option(
+    "--slo", default="ttft=1s,itl=100ms", show_default=True, help="Bounds for ttft, itl and e2e, as clients see them."
+)
+@click.option(
+    "--quantile",
+    type=click.FloatRange(1, 100, max_open=True),
+    default=99.0,
+    show_default=True,
+    help="Percent of the requests, or gaps between tokens, that must be within each bound.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(20),
+    default=300,
+    show_default=True,
+    help="Requests of a simulated day; of a file, the first so many.",
+)
+@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Simulated days for each answer.")
+@click.option(
+    "--options/--no-options",
+    "compares",
+    default=True,
+    show_default=True,
+    help="Look for better options, and for what more memory or a second machine would bring; takes longest.",
+)
+@click.option("--calibrate", is_flag=True, help="Measure the steps of this machine anew.")
+@click.option(
+    "--calibration-seconds",
+    type=click.FloatRange(5),
+    default=60.0,
+    show_default=True,
+    help="How long steps are measured, the first time.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw latencies over rates into this file."
+)
+@json_option
+def command(model: str, serve_options: tuple[str, ...], target: Path | None, **options: Any) -> None:
+    """Say how many requests a second of a workload this machine holds within bounds, and what would hold more.
+
+    The first time, a server of MODEL is measured for a minute; its steps are kept for later plans. Then days are
+    simulated: the scheduler that serves, on a simulated clock, with the steps that were measured. Answers come with the
+    lowest and highest of several simulated days. Nothing of it counts guesses of coming tokens, which random prompts do
+    not have. Options of `penstock serve` follow `--`.
+    """
+    from penstock.foresight import planning  # numpy is slow to import
+    from penstock.foresight.calibration import calibrate
+    from penstock.foresight.plot import check_target, draw_plan, plotting
+    from penstock.weights.locate import default_cache_dir
+
+    goals = planning.parse_slo(options["slo"])
+    plot = options["plot"]
+    if plot is not None:
+        check_target(plot)
+    pyplot = None if plot is None else plotting()
+    question = planning.Question(
+        _workload(options["workload"], options["requests"]), goals, options["quantile"], options["requests"]
+    )
+    measured = calibrate(
+        model,
+        ("--no-speculate", *serve_options),
+        default_cache_dir(os.environ) / "foresight",
+        options["calibration_seconds"],
+        anew=options["calibrate"],
+        announce=lambda line: click.echo(line, err=True),
+    )
+    machine = planning.Machine(measured.run.config, measured.run.costs, measured.way)
+    record = provenance() | {
+        "kind": "plan",
+        "model": model,
+        "serve_options": list(serve_options),
+        "workload": options["workload"],
+        "goals_ms": {name: bound * 1e3 for name, bound in goals.items()},
+        "quantile": options["quantile"],
+        "requests": options["requests"],
+        "seeds": options["seeds"],
+        "calibration": {"steps": measured.run.steps, "seconds": measured.run.seconds, "kept": measured.kept},
+    }
+    record |= _answers(question, machine, range(options["seeds"]), options["compares"])
+    if pyplot is not None:
+        draw_plan(record, plot, pyplot)
+    report(_table(record), record, target)
+
+
+def _workload(named: str, requests: int) -> Any:
+    """The workload of a file, or what to draw."""
+    from penstock.foresight.planning import drawn
+    from penstock.foresight.workloads import read_workload
+
+    path = Path(named)
+    if not path.exists():
+        return drawn(named)
+    workload = read_workload(path, requests)
+    if not 0 < workload.rate < float("inf"):
+        raise ConfigError("workload", f"{path}: its requests come all at once: there is no rate to change")
+    return workload
+
+
+def _answers(question: Any, machine: Any, seeds: Sequence[int], compares: bool) -> dict[str, Any]:
+    """The limit, what clients see around it, and the limits of other options."""
+    from penstock.foresight import planning
+
+    others = planning.variants(machine) if compares else {}
+    with tqdm(desc="Simulating", total=2 + len(others), leave=False, disable=None) as bar:
+        limit = planning.find_limit(question, machine, seeds)
+        bar.update()
+        rate = limit.rate.value
+        rates = [rate * factor for factor in _CURVE] if rate else []
+        curve = [{"rate": each, "latencies_ms": planning.at_rate(question, machine, each, seeds)} for each in rates]
+        bar.update()
+        found = {}
+        for name, other in others.items():
+            found[name] = planning.find_limit(question, other, seeds, rate)
+            bar.update()
+    return {
+        "limit": _plain(limit),
+        "curve": curve,
+        "others": {name: _plain(each) | {"times": _times(limit, each)} for name, each in found.items()},
+    }
+
+
+def _plain(limit: Any) -> dict[str, Any]:
+    return {"rate": list(limit.rate), "streams": list(limit.stream), "rates": list(limit.rates)}
+
+
+def _times(limit: Any, other: Any) -> list[float] | None:
+    """How many times the limit another one is, seed by seed: median, lowest, highest; None if the limit is 0."""
+    from penstock.foresight.planning import spread
+
+    if not all(limit.rates):
+        return None
+    return list(spread([more / less for more, less in zip(other.rates, limit.rates, strict=True)]))
+
+
+def _table(record: dict[str, Any]) -> str:
+    """A plan for people."""
+    goals = ", ".join(f"{name} within {bound:g} ms" for name, bound in record["goals_ms"].items())
+    limit = record["limit"]
+    lines = [f"{record['workload']}: p{record['quantile']:g} of {goals}"]
+    if not limit["rate"][0]:
+        return "\n".join([*lines, "this machine does not hold it at any rate"])
+    lines.append(
+        f"this machine holds {_interval(limit['rate'])} requests/s, {_interval(limit['streams'])} streams at once"
+    )
+    names = ["p50", f"p{record['quantile']:g}"]
+    lines += [
+        "",
+        f"{'requests/s':<12}" + "".join(f"{goal + ' ' + name:>12}" for goal in record["goals_ms"] for name in names),
+    ]
+    for each in record["curve"]:
+        values = [each["latencies_ms"][goal].get(name) for goal in record["goals_ms"] for name in names]
+        lines.append(
+            f"{each['rate']:<12.2f}" + "".join(f"{'-' if not of else format(of[0], '.1f'):>12}" for of in values)
+        )
+    if record["others"]:
+        lines += ["", f"{'with':<42}{'requests/s':>24}{'times the limit':>26}"]
+        ranked = sorted(record["others"].items(), key=lambda item: -item[1]["rate"][0])
+        lines += [
+            f"{name:<42}{_interval(of['rate']):>24}{_interval(of['times'] or [0.0] * 3):>26}" for name, of in ranked
+        ]
+        lines += ["", _advice(ranked)]
+    return "\n".join(lines)
+
+
+def _advice(ranked: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """The best option that is better with every seed."""
+    better = [name for name, of in ranked if name.startswith("--") and of["times"] and of["times"][1] > 1.03]
+    return (
+        f"best option: {better[0]}" if better else "no option alone holds more with every seed: keep the present ones"
+    )
+
+
+def _interval(of: Sequence[float]) -> str:
+    value, low, high = of
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"

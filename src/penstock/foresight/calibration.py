@@ -1,0 +1,249 @@
+"""Measures a server of this machine: what its steps take, and what passes between a client and its engine.
+
+The server is `penstock serve` in a process of its own, with a record. It gets random prompts over HTTP, from 1 to 64 at
+once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. What
+was measured is kept in a folder, by model, options, version and machine, so that it is measured once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.event_stream import Target
+from penstock.bench.serving import Outcome, RequestOptions, drive
+from penstock.bench.workload import Call
+from penstock.contract.errors import EngineFault, PenstockError
+from penstock.foresight.files import names_file, read_lines
+from penstock.foresight.recorded import RecordedRun, read_record
+from penstock.processor import cpus, processor_name
+from penstock.version import __version__
+
+__all__ = ["Calibration", "Driven", "Way", "calibrate", "drive_recorded", "recorded_server", "way_of"]
+
+STREAMS = (1, 2, 4, 8, 16, 32, 64)
+_VOCAB = 10_000
+_READY_SECONDS = 600.0
+_END_SECONDS = 60.0
+_NAME = "calibrated"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What passes between a client and the engine, in seconds.
+
+    Attributes:
+        there: from sending a request until it has arrived at the engine.
+        back: from when a token leaves the engine until the client has read it.
+        end: the same of an answer's end.
+    """
+
+    there: float
+    back: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured, and whether it had been kept from an earlier time."""
+
+    run: RecordedRun
+    way: Way
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """A load test.
+
+    Attributes:
+        began: when it began, by the clock of arrival times.
+        calls, outcomes: what was sent, and what came of it, by number.
+    """
+
+    began: float
+    calls: Sequence[Call]
+    outcomes: Sequence[Outcome]
+
+
+def calibrate(
+    model: str,
+    options: Sequence[str],
+    folder: Path,
+    seconds: float = 60.0,
+    *,
+    anew: bool = False,
+    announce: Callable[[str], object] = lambda line: None,  # noqa: ARG005
+) -> Calibration:
+    """What a server of this model takes, measured now or kept from before.
+
+    Args:
+        model: as `penstock serve` is given it.
+        options: further options of `penstock serve`.
+        folder: where measurements are kept.
+        seconds: to measure.
+        anew: measure even if something is kept.
+        announce: called with a line for people, before it takes long.
+
+    Raises:
+        SetupError: what is kept cannot be read.
+        EngineFault: the server did not start, or answered nothing.
+    """
+    kept = folder / _key(model, options)
+    record, way = kept / "record.jsonl.gz", kept / "way.json"
+    if not anew and record.exists() and way.exists():
+        with names_file(record):
+            run = read_record(read_lines(record))
+        return Calibration(run, Way(**json.loads(way.read_text(encoding="utf-8"))), kept=True)
+    announce(f"measuring the steps of {model} for {seconds:.0f} s; kept in {kept}")
+    with tempfile.TemporaryDirectory() as made:
+        file = Path(made) / "record.jsonl"
+        with recorded_server(model, options, file) as url:
+            driven = asyncio.run(_load(url, seconds))
+        with names_file(file):
+            run = read_record(read_lines(file))
+        measured = way_of(run, driven)
+        kept.mkdir(parents=True, exist_ok=True)
+        with file.open("rb") as plain, gzip.open(record, "wb", compresslevel=4) as packed:
+            shutil.copyfileobj(plain, packed)
+        way.write_text(json.dumps(asdict(measured)), encoding="utf-8")
+    return Calibration(run, measured, kept=False)
+
+
+def _key(model: str, options: Sequence[str]) -> str:
+    """The name of the folder for a measurement; a model that is a file counts as another if it changed."""
+    changed = Path(model).stat().st_mtime_ns if Path(model).exists() else 0
+    named = json.dumps([model, changed, list(options), __version__, processor_name(), cpus()])
+    return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+
+
+@contextmanager
+def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterator[str]:
+    """A server that writes `record`, under the model name `calibrated`; yields its base URL. It ends with the block.
+
+    Raises:
+        EngineFault: it ended before it was ready, or did not get ready in ten minutes.
+    """
+    command = [sys.executable, "-m", "penstock", "serve", model, *options]
+    command += ["--host", "127.0.0.1", "--port", "0", "--record", str(record), "--served-model-name", _NAME]
+    with subprocess.Popen(  # noqa: S603 (ourselves, with what the caller wants of us)
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        reader = _ServerOutput(process)
+        try:
+            yield f"{reader.url()}/v1"
+        finally:
+            process.terminate()
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class _ServerOutput:
+    """Reads what a server prints, so that it never waits for a reader. Owned by `recorded_server`."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lines: list[str] = []
+        self._url = ""
+        self._known = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def url(self) -> str:
+        """Where it listens, once it does."""
+        if not self._known.wait(_READY_SECONDS) or not self._url:
+            said = " ".join(self._lines[-3:])
+            raise EngineFault(f"the server that was to be measured did not start: {said}")
+        return self._url
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines = [*self._lines[-20:], line.strip()]
+            if line.startswith("listening "):
+                self._url = line.split()[1]
+                self._known.set()
+        self._known.set()
+
+
+async def drive_recorded(url: str, calls: Sequence[Call], concurrency: int = 0) -> Driven:
+    """Send calls to a server of `recorded_server`, and time the answers by the clock of arrival times."""
+    moments: list[float] = []
+
+    def now() -> float:
+        moments.append(time.monotonic())
+        return moments[-1] if len(moments) == 1 else moments.pop()
+
+    options = RequestOptions(Target.parse(url), _NAME)
+    outcomes = await drive(calls, options, concurrency, now=now)
+    return Driven(moments[0], calls, outcomes)
+
+
+async def _load(url: str, seconds: float) -> Driven:
+    """From 1 to 64 streams at once, each number for as long."""
+    rng = random.Random(0)  # noqa: S311 (no secret)
+    calls: list[Call] = []
+    outcomes: list[Outcome] = []
+    began = time.monotonic()
+    for place, streams in enumerate(STREAMS, start=1):
+        until = began + seconds * place / len(STREAMS)
+        while time.monotonic() < until:
+            batch = [_call(rng) for _ in range(2 * streams)]
+            driven = await drive_recorded(url, batch, streams)
+            late = driven.began - began
+            calls += batch
+            outcomes += [_later(outcome, late) for outcome in driven.outcomes]
+    if all(outcome.error for outcome in outcomes):
+        raise EngineFault(f"the server that was measured answered nothing: {outcomes[0].error}")
+    return Driven(began, calls, outcomes)
+
+
+def _call(rng: random.Random) -> Call:
+    length = min(1000, max(8, round(rng.lognormvariate(5.0, 1.0))))
+    return Call(0.0, tuple(rng.randrange(_VOCAB) for _ in range(length)), rng.randrange(8, 49))
+
+
+def _later(outcome: Outcome, seconds: float) -> Outcome:
+    fields: dict[str, Any] = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
+    for name in ("due", "sent", "ended"):
+        fields[name] += seconds
+    fields["content"] = tuple(moment + seconds for moment in outcome.content)
+    return Outcome(**fields)
+
+
+def way_of(run: RecordedRun, driven: Driven) -> Way:
+    """What passed between the client of a load test and the engine that recorded it: medians.
+
+    Raises:
+        PenstockError: no request of the test is in the record.
+    """
+    ids = {arrival.request.prompt: arrival.request.id for arrival in run.arrivals}
+    served = {each.id: each for each in run.served}
+    there, back, end = [], [], []
+    for call, outcome in zip(driven.calls, driven.outcomes, strict=True):
+        fact = served.get(ids.get(call.prompt, ""))
+        if outcome.error or fact is None:
+            continue
+        late = driven.began - run.began  # the client's seconds are after its own beginning
+        there.append(fact.arrived - (outcome.sent + late))
+        back.append(outcome.content[0] + late - fact.times[0])
+        end.append(outcome.ended + late - fact.ended)
+    if not there:
+        raise PenstockError("no request of the load test is in the record")
+    return Way(*(max(0.0, statistics.median(each)) for each in (there, back, end)))

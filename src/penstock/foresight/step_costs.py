@@ -1,0 +1,201 @@
+"""What a step takes in a simulation, and what the engine does between two: as measured, with their scatter.
+
+A step is expected to take what `core.step_time` has learned. That model is a sum of parts, and machines are not: how
+much longer or shorter measured steps took is kept by the shape of the step, and drawn from there, so that what the sum
+misses at a shape is put right on average, and a simulation scatters as the machine did. What passes between a step's
+seconds and the next plan is drawn as it was measured beside as many rows.
+
+Machines have slow moments, and these last. So draws follow the measurements: all shapes are at the same part of their
+own measurements, and draw among a few neighbours there. That part moves on, step by step, through all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.contract.plan import StepPlan
+from penstock.core.step_time import Chunks, StepTimes, chunk_of
+
+__all__ = ["CostDraws", "CostLearner", "Rest", "StepCosts"]
+
+_FEW = 12
+"""A shape with fewer measurements is not drawn from: its neighbour is."""
+
+_NEIGHBOURS = 16
+"""Measurements, one after the other, of which one is drawn."""
+
+Shape = tuple[int, int]
+"""Rows that decode, and positions of prompts; both in powers of two."""
+
+T = TypeVar("T")
+
+
+class Rest(NamedTuple):
+    """What passes beside a step's own seconds.
+
+    Attributes:
+        around: from its plan to its result, less the seconds that the runner measured.
+        after: from its result to the next plan.
+    """
+
+    around: float
+    after: float
+
+
+class Measurements(Generic[T]):
+    """Measurements by shape, in the order in which they were made.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    def __init__(self, measured: Iterable[tuple[Shape, T]]) -> None:
+        self._by_shape: dict[Shape, list[T]] = {}
+        for shape, value in measured:
+            self._by_shape.setdefault(shape, []).append(value)
+        self.count = sum(map(len, self._by_shape.values()))
+        self._usable = [shape for shape, values in self._by_shape.items() if len(values) >= _FEW]
+        self._usable = self._usable or list(self._by_shape)
+        self._nearest: dict[Shape, Shape] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._usable)
+
+    def near(self, shape: Shape) -> list[T]:
+        """The measurements of the shape that is most like this one and has enough of them."""
+        found = self._nearest.get(shape)
+        if found is None:
+            found = min(self._usable, key=lambda each: (_distance(each, shape), each))
+            self._nearest[shape] = found
+        return self._by_shape[found]
+
+
+class StepCosts:
+    """What steps take, as measured in one run.
+
+    Args:
+        times: the parts of a step.
+        scatter: measured seconds as a multiple of the expected ones.
+        rests: what passes beside them.
+        wake: seconds from a request's arrival until an idle engine plans.
+    """
+
+    def __init__(
+        self, times: StepTimes, scatter: Measurements[float], rests: Measurements[Rest], wake: float = 0.0
+    ) -> None:
+        self.times = times
+        self.scatter = scatter
+        self.rests = rests
+        self.wake = wake
+
+    def expected(self, plan: StepPlan) -> tuple[Shape, float]:
+        """The shape of a step, and the seconds that it should take."""
+        return _expected(self.times, plan)
+
+
+class CostDraws:
+    """Draws what each step of one simulated engine takes. Owned by it.
+
+    Args:
+        costs: what steps take.
+        seed: the same seed and plans give the same seconds.
+        part: of the measurements, in 0..1, at which to begin; None to draw it.
+    """
+
+    def __init__(self, costs: StepCosts, seed: int, part: float | None = None) -> None:
+        self._costs = costs
+        self._rng = random.Random(f"{seed}/costs")  # noqa: S311 (a simulation, no secret)
+        self._part = self._rng.random() if part is None else part
+        self._step = 1 / max(1, costs.scatter.count)
+
+    def draw(self, plan: StepPlan) -> tuple[float, Rest]:
+        """Seconds of a step by the runner's clock, and what passes beside them."""
+        costs = self._costs
+        self._part = (self._part + self._step) % 1.0
+        shape, seconds = costs.expected(plan)
+        if costs.scatter:
+            seconds *= self._near(costs.scatter.near(shape))
+        rest = self._near(costs.rests.near(shape)) if costs.rests else Rest(0.0, 0.0)
+        return seconds, rest
+
+    def _near(self, values: list[T]) -> T:
+        """One of the measurements around the present part."""
+        first = max(0, min(int(self._part * len(values)) - _NEIGHBOURS // 2, len(values) - _NEIGHBOURS))
+        return values[first + int(self._rng.random() * min(_NEIGHBOURS, len(values)))]
+
+
+class CostLearner:
+    """Learns what steps take from the steps of a record, in order.
+
+    Args:
+        window: see `core.step_time.chunk_of`.
+    """
+
+    def __init__(self, window: int | None) -> None:
+        self._times = StepTimes(window)
+        self._steps: list[tuple[Shape, list[int], Chunks, int, float]] = []
+        self._rests: list[tuple[Shape, Rest]] = []
+        self.wakes: list[float] = []
+
+    def step(self, plan: StepPlan, seconds: float) -> Shape:
+        """A step took these seconds. Returns its shape."""
+        self._times.learn(plan, seconds)
+        starts, chunks, drafts = _amounts(plan, self._times.window)
+        shape = _shape(starts, chunks)
+        if 0.0 < seconds < float("inf"):  # also of steps that draw nothing: whatever they leave undone, others take
+            self._steps.append((shape, starts, chunks, drafts, seconds))
+        return shape
+
+    def rest(self, shape: Shape, rest: Rest) -> None:
+        """This passed beside a step of that shape, and the engine went on at once."""
+        self._rests.append((shape, rest))
+
+    def costs(self) -> StepCosts:
+        """What was learned. What steps took is judged by what is known at the end."""
+        scatter = []
+        for shape, starts, chunks, drafts, seconds in self._steps:
+            expected = _seconds(self._times, starts, chunks, drafts)
+            if expected > 0:
+                scatter.append((shape, seconds / expected))
+        wakes = sorted(self.wakes)
+        wake = wakes[len(wakes) // 2] if wakes else 0.0
+        return StepCosts(self._times, Measurements(scatter), Measurements(self._rests), wake)
+
+
+def _expected(times: StepTimes, plan: StepPlan) -> tuple[Shape, float]:
+    starts, chunks, drafts = _amounts(plan, times.window)
+    return _shape(starts, chunks), _seconds(times, starts, chunks, drafts)
+
+
+def _amounts(plan: StepPlan, window: int | None) -> tuple[list[int], Chunks, int]:
+    """Where the rows that decode begin, what is computed of prompts, and the number of drafts."""
+    starts: list[int] = []
+    positions = pairs = 0.0
+    drafts = 0
+    for row in plan.rows:
+        if row.sample and row.count == 1 + len(row.drafts):
+            starts.append(row.start)
+            drafts += len(row.drafts)
+        elif not row.stored:
+            of = chunk_of(row.start, row.count, window)
+            positions, pairs = positions + of.positions, pairs + of.pairs
+    return starts, Chunks(positions, pairs), drafts
+
+
+def _seconds(times: StepTimes, starts: list[int], chunks: Chunks, drafts: int) -> float:
+    seconds = times.of(times.decoding(starts))
+    if chunks.positions:
+        seconds += times.of(chunks)
+    return seconds + drafts * times.draft_price(starts) if drafts else seconds
+
+
+def _shape(starts: list[int], chunks: Chunks) -> Shape:
+    return len(starts).bit_length(), int(chunks.positions).bit_length()
+
+
+def _distance(one: Shape, other: Shape) -> int:
+    """How unlike two shapes are; a step with prompts is unlike one without."""
+    apart = abs(one[0] - other[0]) + abs(one[1] - other[1])
+    return apart + 8 * ((one[1] == 0) != (other[1] == 0))

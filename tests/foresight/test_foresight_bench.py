@@ -1,0 +1,35 @@
+"""bench/foresight.py: what it sends is what was drawn, and errors are those of the prediction."""
+
+from __future__ import annotations
+
+import pytest
+
+from foresight import _beside, calls_of, day_table
+from penstock.foresight.workloads import DRAWN
+
+
+def test_calls_share_what_was_drawn_as_shared_and_have_the_drawn_lengths():
+    drawn = DRAWN["shared"]
+    calls = calls_of(drawn, 2.0, 60, seed=1)
+    sizes = drawn.draw("", 2.0, 60, 1).sizes
+    assert [(call.offset, len(call.prompt), call.output_tokens) for call in calls] == [
+        (size.at, size.prompt_tokens, size.output_tokens) for size in sizes
+    ]
+    assert len({call.prompt[:512] for call in calls}) == 8
+    assert len({call.prompt[:528] for call in calls}) > 50
+    assert all(0 <= token < 10_000 for call in calls for token in call.prompt)
+
+
+def test_other_seeds_send_other_prompts():
+    one, other = (calls_of(DRAWN["chat"], 2.0, 40, seed) for seed in (1, 2))
+    assert not {call.prompt for call in one} & {call.prompt for call in other}
+
+
+def test_an_error_is_the_share_by_which_the_prediction_is_above_the_measurement():
+    samples = {"ttft": [100.0] * 5, "itl": [20.0] * 5, "e2e": [1000.0] * 5}
+    table = _beside(samples, {**samples, "itl": [25.0] * 5}, samples)
+    assert (table["itl p50"]["measured"], table["itl p50"]["simulated"]) == (20.0, 25.0)
+    assert table["itl p50"]["error"] == pytest.approx(0.25)
+    assert table["itl p50"]["error_with_all_steps"] == table["ttft p99"]["error"] == 0
+    day = {"workload": "chat", "requests": 5, "rate": 1.0, "failed": 0, "latencies_ms": table}
+    assert "+25.0%" in day_table(day)
