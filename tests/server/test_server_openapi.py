@@ -100,6 +100,7 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/model_info",
         "/server_info",
         "/abort_requests",
+        "/v1/requests/{request_id}/latency",
         "/reset_prefix_cache",
         "/start_profile",
         "/stop_profile",
