@@ -18,7 +18,6 @@ Nobody guesses coming tokens (`--no-speculate`): random prompts have no continua
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -29,11 +28,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from penstock.bench.arithmetic import percentile
 from penstock.bench.latency import Latency
 from penstock.bench.machine import load_average, provenance
 from penstock.bench.serving import Outcome
 from penstock.bench.workload import Call
+from penstock.cli import run as run_command
 from penstock.foresight.calibration import Driven, Way, calibrate, drive_recorded, recorded_server, way_of
 from penstock.foresight.engine import SimulatedEngine, run, simulated_config
 from penstock.foresight.files import read_lines
@@ -42,7 +44,7 @@ from penstock.foresight.recorded import RecordedRun, read_record
 from penstock.foresight.workloads import DRAWN, Drawn
 from penstock.weights.locate import default_cache_dir
 
-__all__ = ["main"]
+__all__ = ["command"]
 
 DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
 """Workloads, and the share of the capacity at which their requests come."""
@@ -198,7 +200,7 @@ def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds:
     """What `penstock plan` says of conversations, and what a server does at that rate and at 1.2 times it."""
     goals = parse_slo(slo)
     folder = default_cache_dir(os.environ) / "foresight"
-    measured = calibrate(model, _OPTIONS, folder, seconds, anew=True, announce=print)
+    measured = calibrate(model, _OPTIONS, folder, seconds, anew=True, announce=click.echo)
     machine = Machine(measured.run.config, measured.run.costs, measured.way)
     limit = find_limit(Question(DRAWN["chat"], goals, quantile, requests), machine, range(5))
     found: dict[str, Any] = {
@@ -218,39 +220,36 @@ def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds:
             reached = {goal: percentile(seen[goal], quantile) for goal in goals}
             held = all(reached[goal] <= bound * 1e3 for goal, bound in goals.items())
             runs.append({"factor": factor, "rate": rate, "reached_ms": reached, "held": held})
-            print(f"{factor:g} times the limit, {rate:.2f} requests/s: {'held' if held else 'missed'}: {reached}")
+            click.echo(f"{factor:g} times the limit, {rate:.2f} requests/s: {'held' if held else 'missed'}: {reached}")
     return found | {"runs": runs}
 
 
-def main() -> None:
-    """Measure, print, and write the record."""
-    parser = argparse.ArgumentParser(description="Predicted latencies beside measured ones.")
-    parser.add_argument("what", choices=("days", "limit"))
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument(
-        "--workload", action="append", choices=tuple(DAYS), help="only these; several times for several"
-    )
-    parser.add_argument("--learn", type=float, default=25.0, help="seconds before each day, from which is learned")
-    parser.add_argument("--seconds", type=float, default=75.0, help="in which requests come; for limit, of calibration")
-    parser.add_argument("--slo", default="ttft=1s,itl=100ms")
-    parser.add_argument("--quantile", type=float, default=99.0)
-    parser.add_argument("--requests", type=int, default=300, help="of each run of limit")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    record: dict[str, Any] = provenance() | {"kind": f"foresight-{options.what}", "model": options.model}
-    if options.what == "days":
+@click.command()
+@click.argument("what", type=click.Choice(["days", "limit"]))
+@click.option("--model", default="smollm2-135m-instruct", show_default=True)
+@click.option("--workload", multiple=True, type=click.Choice(list(DAYS)), help="Only this; may be given several times.")
+@click.option("--learn", default=25.0, show_default=True, help="Seconds before each day, from which is learned.")
+@click.option("--seconds", default=75.0, show_default=True, help="In which requests come; for limit, of calibration.")
+@click.option("--slo", default="ttft=1s,itl=100ms", show_default=True)
+@click.option("--quantile", default=99.0, show_default=True)
+@click.option("--requests", default=300, show_default=True, help="Of each run of limit.")
+@click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write a record here.")
+def command(what: str, model: str, target: Path | None, **options: Any) -> None:
+    """Predicted latencies beside measured ones; see the head of this file."""
+    record: dict[str, Any] = provenance() | {"kind": f"foresight-{what}", "model": model, "options": options}
+    if what == "days":
         record["days"] = []
-        for name in options.workload or DAYS:
-            day = measure_day(options.model, name, options.learn, options.seconds)
-            print(day_table(day), flush=True)
+        for name in options["workload"] or DAYS:
+            day = measure_day(model, name, options["learn"], options["seconds"])
+            click.echo(day_table(day))
             record["days"].append(day)
     else:
-        record |= measure_limit(options.model, options.slo, options.quantile, options.requests, options.seconds)
-        print(f"limit {record['rate'][0]:.2f} requests/s ({record['rate'][1]:.2f} to {record['rate'][2]:.2f})")
+        record |= measure_limit(model, options["slo"], options["quantile"], options["requests"], options["seconds"])
+        click.echo(f"limit {record['rate'][0]:.2f} requests/s ({record['rate'][1]:.2f} to {record['rate'][2]:.2f})")
     record["load_average_after"] = load_average()
-    if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if target is not None:
+        target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    run_command(command, "python bench/foresight.py")
