@@ -2,10 +2,10 @@
 
     python release/try_debian.py [--only bookworm-amd64] [--find-links FOLDER]
 
-Each system is made once by debootstrap, in /var/tmp/penstock-debian. In one of them the server runs as in a container, read-only and
-without rights, and is then booted, to try the service of docs/service.md.
-Systems for Arm run under qemu-user; the model served there is a tiny one that the tests write, since an emulated
-processor is some thirty times slower.
+Each system is made once by debootstrap, in /var/tmp/penstock-debian. In one of them the server runs as in a container,
+read-only and without rights; then it is booted, to try the service of docs/service.md. Systems for Arm run under
+qemu-user; the model served there is a tiny one that the tests write, since an emulated processor is some thirty times
+slower.
 """
 
 from __future__ import annotations
