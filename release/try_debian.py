@@ -2,10 +2,10 @@
 
     python release/try_debian.py [--only bookworm-amd64] [--find-links FOLDER]
 
-Each system is made once by debootstrap, in build/roots. In one of them the server runs as in a container, read-only and
-without rights, and is then booted, to try the service of docs/service.md.
-Systems for Arm run under qemu-user; the model served there is a tiny one that the tests write, since an emulated
-processor is some thirty times slower.
+Each system is made once by debootstrap, in /var/tmp/penstock-debian. In one of them the server runs as in a container,
+read-only and without rights; then it is booted, to try the service of docs/service.md. Systems for Arm run under
+qemu-user; the model served there is a tiny one that the tests write, since an emulated processor is some thirty times
+slower.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from try_service import try_service
 __all__ = ["SYSTEMS", "System", "lacking", "make_root"]
 
 ROOT = Path(__file__).resolve().parent.parent
+SYSTEMS_LIE_IN = Path("/var/tmp/penstock-debian")
+"""Not in the checkout: what packs the sources would follow links of such a system into this one."""
 PACKAGES = "python3-venv,ca-certificates"
 TO_BOOT = ",systemd-sysv,dbus"
 PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -140,7 +142,9 @@ def main() -> None:
     """Try the wheels; exit code 1 where one does not work or cannot be tried."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder that they lie in")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "roots", help="for the systems, 0.3 GB each")
+    parser.add_argument(
+        "--folder", type=Path, default=SYSTEMS_LIE_IN, help="for the systems, 0.3 GB each and what pip adds"
+    )
     parser.add_argument("--only", action="append", choices=[system.name for system in SYSTEMS], metavar="SYSTEM")
     parser.add_argument("--find-links", default="", help="a folder of wheels for pip, beside its index")
     given = parser.parse_args()

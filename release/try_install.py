@@ -136,7 +136,7 @@ def entered(root: Path, command: Sequence[str], *, container: bool = False) -> l
     if container:
         steps += [
             f"install -d -o {USER} /models",
-            "mount --bind / / && mount -o remount,ro,bind /",
+            "mount -o remount,ro,bind /",
             f"mount -t tmpfs -o uid={USER} tmpfs /models && mount -t tmpfs -o mode=1777 tmpfs /tmp",
         ]
         start += "HOME=/tmp PENSTOCK_CACHE=/models "
@@ -144,7 +144,9 @@ def entered(root: Path, command: Sequence[str], *, container: bool = False) -> l
     else:
         start += "HOME=/root "
     script = " && ".join([*steps, start + shlex.join(command)])
-    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--root={root}", "/bin/sh", "-c", script]
+    # Bound to itself, the folder is a mount of its own, which alone can be made read-only.
+    enter = f'mount --bind "$0" "$0" && exec chroot "$0" /bin/sh -c {shlex.quote(script)}'
+    return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", enter, str(root)]
 
 
 def fails(command: list[str], **settings: object) -> bool:

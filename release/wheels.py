@@ -193,6 +193,8 @@ def build_wheel(
     settings |= {"wheel.tags": name, "build-dir": str(work / "cmake"), "build.targets": "_native"}
     if abi.abi == "abi3":
         settings["wheel.py-api"] = abi.python
+        # nanobind takes it from Python.h, which includes it for no stable ABI; clang's C++ library does not either.
+        settings["cmake.define.CMAKE_CXX_FLAGS"] = "-include stdio.h"
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", str(output), str(source)]
     for key, value in settings.items():
