@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
@@ -144,7 +145,7 @@ def run_replicas(name: str, deployment: Any, options: Options) -> Any:
 
 
 def end_replicas(name: str) -> None:
-    """End the replicas of this name, once they have finished their answers.
+    """End the replicas of this name once they have finished their answers; returns when they have.
 
     Raises:
         SetupError: there are none.
@@ -155,7 +156,9 @@ def end_replicas(name: str) -> None:
     if name not in present:
         others = f"; there are those of {', '.join(sorted(present))}" if present else ""
         raise SetupError(f"there are no replicas of {name!r} in the cluster{others}")
-    serve.delete(PREFIX + name)
+    serve.delete(PREFIX + name, _blocking=False)  # which would give up after a minute; answers may take longer
+    while PREFIX + name in serve.status().applications:
+        time.sleep(0.2)
 
 
 def _use_token(*, create: bool) -> None:
