@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, SetupError
 from penstock.contract.fleet_config import FleetConfig
 from penstock.fleet.description import Options
+from penstock.version import __version__
 
 __all__ = ["cluster", "deployment", "end_replicas", "run_replicas"]
 
@@ -120,18 +123,20 @@ def deployment(config: EngineConfig, fleet: FleetConfig) -> Any:
 def run_replicas(name: str, deployment: Any, options: Options) -> Any:
     """Start a deployment's replicas; returns Ray's handle.
 
-    Those of this name that run are brought up to these options one by one; those of other names are left alone.
+    Those of this name that run with other options are replaced one by one, and those with these very options are
+    taken over; those of other names are left alone.
 
     Raises:
         SetupError: they cannot be started.
     """
     from ray import serve
 
-    application = PREFIX + name
+    application, message = PREFIX + name, msgspec.msgpack.encode(options)
+    # Without a version of ours Ray draws one for each call, and so would replace replicas that are as they should be.
+    version = blake2b(message + __version__.encode(), digest_size=16).hexdigest()
+    versioned = deployment.options(_internal=True, version=version)
     try:
-        return serve.run(
-            deployment.bind(msgspec.msgpack.encode(options)), name=application, route_prefix=None, blocking=False
-        )
+        return serve.run(versioned.bind(message), name=application, route_prefix=None, blocking=False)
     except RuntimeError as error:
         status = serve.status().applications[application].deployments.get(DEPLOYMENT)
         reason = str(error) if status is None else status.message
@@ -140,7 +145,7 @@ def run_replicas(name: str, deployment: Any, options: Options) -> Any:
 
 
 def end_replicas(name: str) -> None:
-    """End the replicas of this name, once they have finished their answers.
+    """End the replicas of this name once they have finished their answers; returns when they have.
 
     Raises:
         SetupError: there are none.
@@ -151,7 +156,9 @@ def end_replicas(name: str) -> None:
     if name not in present:
         others = f"; there are those of {', '.join(sorted(present))}" if present else ""
         raise SetupError(f"there are no replicas of {name!r} in the cluster{others}")
-    serve.delete(PREFIX + name)
+    serve.delete(PREFIX + name, _blocking=False)  # which would give up after a minute; answers may take longer
+    while PREFIX + name in serve.status().applications:
+        time.sleep(0.2)
 
 
 def _use_token(*, create: bool) -> None:

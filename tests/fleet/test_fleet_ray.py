@@ -239,10 +239,13 @@ def test_another_model_runs_beside_and_is_ended_by_its_name():
         before = set(served.replicas())
         other = ("--name", "other", "--quantization", "int8", "--replicas", "1", "--replica-cpus", "0.5")
         async with another(served.ray, *other) as url:
-            assert before < set(served.replicas())
+            beside = set(served.replicas())
+            assert before < beside
             [said] = await expected(url, 1)
-            assert said
-        assert before < set(served.replicas()), "replicas stay when their server ends"
+        assert set(served.replicas()) == beside, "replicas stay when their server ends"
+        async with another(served.ray, *other) as url:
+            assert set(served.replicas()) == beside, "and the next server finds them"
+            assert await expected(url, 1) == [said]
         for name, code, told in (("other", 0, "of other have ended"), ("other", 2, "no replicas of 'other'")):
             end = ("--address", served.ray, "--name", name, "--replicas", "0")
             ended = await asyncio.to_thread(
