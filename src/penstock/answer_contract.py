@@ -42,7 +42,7 @@ def why_not_certified(loaded: LoadedModel) -> str:
     if not loaded.backend.exact:
         return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
     if loaded.ranks is not None:
-        return "ranks that divide a model add up in another order than one process does"
+        return "several ranks divide the model, and the last bits depend on how many"
     if loaded.program.looks_ahead:
         return "the model only embeds"
     return ""

@@ -32,6 +32,7 @@ from penstock.core import CacheLog, Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
     AdapterFolder,
+    Certifying,
     Engine,
     EngineLoop,
     Intake,
@@ -326,6 +327,7 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
+    certifying = None if facts.contract is None else Certifying(facts.contract, text)
     scheduler = Scheduler(scheduler_config, None if kv_events is None else CacheLog())
     engine = Engine(
         scheduler,
@@ -338,6 +340,7 @@ def _join(
         cache_events=kv_events,
         adapting=computing.adapting,
         most_adapters=config.most_adapters,
+        certifying=certifying,
     )
     intake = Intake(
         text,
@@ -348,6 +351,8 @@ def _join(
         config.scheduling_policy,
         computing.grammars,
         lambda: engine.adapters.known,
+        certifying,
+        facts.uncertified,
     )
     return engine, intake
 

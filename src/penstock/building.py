@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.adapter_loading import adapter_slots
+from penstock.answer_contract import answer_contract, why_not_certified
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
 from penstock.contract.errors import ConfigError
@@ -119,6 +120,7 @@ def build_runner(
     adapters = adapter_slots(config, loaded)
     runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, adapters, foresees=config.speculate)
     runner.warm_up()
+    uncertified = why_not_certified(loaded)
     facts = RunnerFacts(
         config=config,
         memory=memory,
@@ -130,6 +132,8 @@ def build_runner(
         kv_folder="" if store is None else str(store.blocks.folder.path),
         state_folder="" if store is None or store.states is None else str(store.states.folder.path),
         draft_context=0 if draft is None else draft.shape.max_positions,
+        contract=None if uncertified else answer_contract(config, loaded),
+        uncertified=uncertified,
     )
     return runner, facts
 

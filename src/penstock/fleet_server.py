@@ -27,7 +27,7 @@ from penstock.contract.memory import readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelCard
 from penstock.contract.server_config import ServerConfig
-from penstock.engine import Intake, WaitingRoom
+from penstock.engine import Certifying, Intake, WaitingRoom
 from penstock.fleet import FleetClient
 from penstock.fleet.description import Description, Options
 from penstock.fleet.keys import PromptKeys
@@ -275,7 +275,7 @@ def _open_text(description: Description) -> TextModel:
 
 def _intake(description: Description, text: TextModel, card: ModelCard) -> Intake:
     """What resolves requests here, as every replica's own would."""
-    adapters = {each.name: each for each in description.adapters}
+    adapters, facts = {each.name: each for each in description.adapters}, description.facts
     grammars = grammars_of(text, card.vocab_size, compiles=False)
     return Intake(
         text,
@@ -286,4 +286,6 @@ def _intake(description: Description, text: TextModel, card: ModelCard) -> Intak
         description.config.scheduling_policy,
         grammars,
         lambda: adapters,
+        None if facts.contract is None else Certifying(facts.contract, text),
+        facts.uncertified,
     )

@@ -35,6 +35,7 @@ COMMANDS = {
     "show": "Say what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
+    "certify": "Answer prompts, and write certificates that anybody with the model can verify.",
     "completion": "Print what makes a shell complete commands, options and models.",
 }
 

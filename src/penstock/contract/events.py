@@ -270,10 +270,15 @@ class ChoiceFinished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """Every choice of the request is complete; the stream ends here."""
+    """Every choice of the request is complete; the stream ends here.
+
+    Attributes:
+        certificate: of the answer, as `penstock.certificates` writes it; "" if none is wanted, or it was aborted.
+    """
 
     usage: Usage
     timings: Timings = UNTIMED
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

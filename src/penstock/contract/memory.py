@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.answer_contract import AnswerContract
 from penstock.contract.config import EngineConfig
 
 __all__ = ["MemoryReport", "RunnerFacts", "readable_bytes"]
@@ -100,6 +101,8 @@ class RunnerFacts:
         kv_folder: folder of saved KV blocks; "" if none are saved.
         state_folder: folder of saved recurrent states; "" if none are saved.
         draft_context: the most positions that the draft model can compute; 0 without a draft model.
+        contract: what the bits of answers depend on, without the tokenizer; None if answers cannot be certified.
+        uncertified: why they cannot; "" if they can.
     """
 
     config: EngineConfig
@@ -112,6 +115,8 @@ class RunnerFacts:
     kv_folder: str = ""
     state_folder: str = ""
     draft_context: int = 0
+    contract: AnswerContract | None = None
+    uncertified: str = ""
 
 
 def readable_bytes(count: int) -> str:

@@ -141,6 +141,7 @@ class EngineRequest:
         most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
             around it; 0 cuts nothing.
         adapter: the name of the adapter that computes it beside the model; "" for the model alone.
+        certified: the answer comes with its certificate.
     """
 
     id: str
@@ -163,6 +164,7 @@ class EngineRequest:
     drawn_seed: int | None = None
     max_seconds: float = 0.0
     adapter: str = ""
+    certified: bool = False
 
     @property
     def candidates(self) -> int:

@@ -64,6 +64,7 @@ class _Request(msgspec.Struct, frozen=True):
     reply: _Reply | None
     max_seconds: float
     expected: tuple[tuple[int, ...], ...]
+    certified: bool = False
 
 
 class _Prompt(msgspec.Struct, frozen=True, tag="p"):
@@ -144,6 +145,7 @@ def write_request(resolved: ResolvedRequest) -> bytes:
         reply=None if reader is None else _Reply(reader.tools, reader.rules, reader.opened),
         max_seconds=resolved.max_seconds,
         expected=resolved.expected,
+        certified=resolved.certified,
     )
     return _encode(message)
 
@@ -170,6 +172,7 @@ def read_request(message: bytes, text: TextModel, now: float) -> ResolvedRequest
         reader=None if reply is None else text.reply_reader_of(reply.tools, reply.rules, opened=reply.opened),
         max_seconds=found.max_seconds,
         expected=found.expected,
+        certified=found.certified,
     )
 
 

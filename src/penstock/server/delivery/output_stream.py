@@ -40,6 +40,7 @@ class OutputStream:
         timings: of the same prompts together.
         sent_tokens: number of tokens passed on so far.
         finish_reasons: reasons of the choices that have ended.
+        certificate: of the answer, if it is wanted and complete; else "".
         vectors: prompt index -> its embedding, as `Embedding.vector`.
         prompts: prompt index -> its tokens, if they were requested and have come.
         kept: collects the outputs of a single request, if the complete answer of a stream is wanted.
@@ -50,6 +51,7 @@ class OutputStream:
         self.timings = UNTIMED
         self.sent_tokens = 0
         self.finish_reasons: list[str] = []
+        self.certificate = ""
         self.vectors: dict[int, bytes] = {}
         self.prompts: dict[int, PromptTokens] = {}
         self.kept: Transcript | None = None
@@ -132,6 +134,7 @@ class OutputStream:
                 self.vectors[index] = vector
             case RequestFinished():
                 self._unfinished -= 1
+                self.certificate = output.certificate
                 self._add(output.usage, output.timings)
             case RequestFailed():
                 self._add(output.usage, output.timings)
