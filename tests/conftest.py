@@ -39,6 +39,7 @@ LENDERS = (
     "workers",
     "store",
     "kv_events",
+    "certificates",
     "fleet",
 )
 """Rooms whose tests lend something to others."""

@@ -32,6 +32,9 @@ from penstock.core import CacheLog, Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
     AdapterFolder,
+    AnswerCache,
+    CachedAnswers,
+    Certifying,
     Engine,
     EngineLoop,
     Intake,
@@ -94,13 +97,23 @@ class Assembly:
         profiles: Profiles | None = None,
         on_death: Callable[[], None] = lambda: None,
         memory: MemoryBudget | None = None,
+        answers: AnswerCache | None = None,
     ) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
         `memory`, waiting outputs and cached grammars stay within their shares of it, and all that is kept is counted.
+        With `answers`, requests that were answered before are not computed again.
+
+        Raises:
+            ConfigError: answers are to be kept that are not the same from time to time.
         """
-        config = self.config
+        config, facts = self.config, self.computing.facts
+        cached = None
+        if answers is not None:
+            if facts.contract is None:
+                raise ConfigError("answer_cache", f"cannot be used with this model: {facts.uncertified}")
+            cached = CachedAnswers(answers, Certifying(facts.contract, self.text), SystemClock())
         loop = EngineLoop(
             self.engine,
             SystemClock(),
@@ -111,7 +124,7 @@ class Assembly:
         room = None if memory is None else self._bound(memory)
         folder = AdapterFolder(config.lora_dir) if config.lora_dir else None
         loop.start()
-        return LocalClient(self.intake, loop, profiles, room, folder)
+        return LocalClient(self.intake, loop, profiles, room, folder, cached)
 
     def _rest(self) -> None:
         """The engine, in whose thread this is, has nothing to do."""
@@ -344,6 +357,7 @@ def _join(
     runner = computing.runner
     if watchdog is not None:
         runner = watchdog.watch(runner, recovers=computing.recovers)
+    certifying = None if facts.contract is None else Certifying(facts.contract, text)
     scheduler = Scheduler(scheduler_config, None if kv_events is None else CacheLog())
     engine = Engine(
         scheduler,
@@ -356,6 +370,7 @@ def _join(
         cache_events=kv_events,
         adapting=computing.adapting,
         most_adapters=config.most_adapters,
+        certifying=certifying,
     )
     intake = Intake(
         text,
@@ -366,6 +381,8 @@ def _join(
         config.scheduling_policy,
         computing.grammars,
         lambda: engine.adapters.known,
+        certifying,
+        facts.uncertified,
     )
     return engine, intake
 
@@ -411,7 +428,14 @@ def serve(
             each.model = model_digest(facts, card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
     memory = MemoryBudget(engine_options.memory_limit, give_back)
-    client = assembly.start_client(profiles, process.end, memory)
+    kept = server_options.answer_cache
+    try:
+        client = assembly.start_client(profiles, process.end, memory, AnswerCache(kept) if kept else None)
+    except BaseException:
+        assembly.close()
+        raise
+    if kept:
+        process.say(f"answer cache     {readable_bytes(kept)} for whole answers beside that")
     process.say(
         f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers"
     )

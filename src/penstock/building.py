@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.adapter_loading import adapter_slots
+from penstock.answer_contract import answer_contract, why_not_certified
 from penstock.calculated_times import calculated_times
 from penstock.contract.config import EngineConfig
 from penstock.contract.embedding import EmbeddingSpec
@@ -120,6 +121,7 @@ def build_runner(
     adapters = adapter_slots(config, loaded)
     runner = loaded.runner(kv, *slots, grammars, budgets, states, keeping, drafter, adapters, foresees=config.speculate)
     decoding_seconds = runner.warm_up()
+    uncertified = why_not_certified(loaded)
     facts = RunnerFacts(
         config=config,
         memory=memory,
@@ -132,6 +134,8 @@ def build_runner(
         state_folder="" if store is None or store.states is None else str(store.states.folder.path),
         draft_context=0 if draft is None else draft.shape.max_positions,
         step_times=calculated_times(loaded.program, loaded.kv_dtype, loaded.backend, decoding_seconds),
+        contract=None if uncertified else answer_contract(config, loaded),
+        uncertified=uncertified,
     )
     return runner, facts
 

@@ -26,7 +26,7 @@ from penstock.contract.memory import readable_bytes
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import HuggingFaceText, ModelCard
 from penstock.contract.server_config import ServerConfig
-from penstock.engine import Intake, WaitingRoom
+from penstock.engine import Certifying, Intake, WaitingRoom
 from penstock.fleet import FleetClient, Ranking, Replicas
 from penstock.fleet.description import Description, Options
 from penstock.fleet.keys import PromptKeys
@@ -75,8 +75,9 @@ def serve_fleet(
     for name in _OF_ONE_ENGINE:
         if getattr(engine_options, name):
             raise ConfigError(name, "is for one engine; a fleet has several")
-    if server_options.profile_dir:
-        raise ConfigError("profile_dir", "is for one engine; a fleet has several")
+    for name in ("profile_dir", "answer_cache"):
+        if getattr(server_options, name):
+            raise ConfigError(name, "is for one engine; a fleet has several")
     if find_spec("ray") is None:
         raise SetupError(_NO_RAY)
     name = fleet.name_for(engine_options.model)
@@ -169,7 +170,7 @@ def fleet_client(
     room: WaitingRoom | None = None,
 ) -> FleetClient:
     """What resolves requests here, as every replica's own would, and has `replicas` compute them; see `FleetClient`."""
-    adapters = {each.name: each for each in description.adapters}
+    adapters, facts = {each.name: each for each in description.adapters}, description.facts
     intake = Intake(
         text,
         card,
@@ -179,6 +180,8 @@ def fleet_client(
         description.config.scheduling_policy,
         grammars_of(text, card.vocab_size, compiles=False),
         lambda: adapters,
+        None if facts.contract is None else Certifying(facts.contract, text),
+        facts.uncertified,
     )
-    keys = PromptKeys(description.facts.model_digest, description.facts.config.block_size)
+    keys = PromptKeys(facts.model_digest, facts.config.block_size)
     return FleetClient(intake, replicas, router, keys, SystemClock(), like, room, adapters)

@@ -7,16 +7,14 @@ is kept.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import torch
 
+from penstock.answer_contract import KV_CONTRACT, compiled_code
 from penstock.contract.config import EngineConfig
 from penstock.contract.memory import readable_bytes
 from penstock.exec.kv_store import KVStore
@@ -25,11 +23,7 @@ from penstock.loading import LoadedModel
 from penstock.store import STATES, BlockStore, default_bytes, open_folder
 from penstock.version import __version__
 
-__all__ = ["KV_CONTRACT", "OpenStore", "contract_of", "open_states", "open_store", "why_not_kept"]
-
-KV_CONTRACT = 1
-"""Raise it if the same release computes different bits than before, although neither its version nor its compiled code
-changed."""
+__all__ = ["OpenStore", "contract_of", "open_states", "open_store", "why_not_kept"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +101,6 @@ def contract_of(config: EngineConfig, loaded: LoadedModel) -> dict[str, str]:
         "max_model_len": str(config.max_model_len),  # some models choose their rotary angles by it
         "isa": f"{loaded.isa}, {torch.backends.cpu.get_cpu_capability()}",
         "penstock": f"{__version__}, {KV_CONTRACT}",
-        "kernels": _compiled_code(),
+        "kernels": compiled_code(),
         "torch": torch.__version__,
     }
-
-
-@cache
-def _compiled_code() -> str:
-    """A digest of the compiled kernels, which changes with their source code and with the compiler."""
-    found = importlib.util.find_spec("penstock._native")
-    if found is None or not found.origin:
-        return "none"
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:32]

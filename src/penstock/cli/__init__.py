@@ -38,6 +38,7 @@ COMMANDS = {
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
     "replay": "Run a recorded day on today's scheduler: the same plans, or what other options would change.",
     "plan": "Say how much of a workload this machine holds within bounds, and what would hold more.",
+    "certify": "Answer prompts, and write certificates that anybody with the model can verify.",
     "completion": "Print what makes a shell complete commands, options and models.",
 }
 

@@ -17,7 +17,9 @@ from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
+from penstock.cli.verify_certificate import CERTIFIED_OPTIONS, verify_certificates
 from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.verify import Report
@@ -66,6 +68,11 @@ _LEFT_OUT = (NOT_OFFLINE - {"tensor_parallel"}) | {
     callback=writable,
     help="Write the results here too.",
 )
+@click.option(
+    "--certificate",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Instead of all that: compute the certified answers in this file again, and say whether they are equal.",
+)
 @click.option("--fail-fast", is_flag=True, help="Stop after the first schedule that is not exact.")
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
@@ -79,6 +86,7 @@ def command(
     new_tokens: int,
     trace: Path,
     json_path: Path | None,
+    certificate: Path | None,
     fail_fast: bool,
     **_: object,
 ) -> None:
@@ -88,8 +96,15 @@ def command(
     The first schedule has the sizes given here, as `penstock serve` would use them. With adapters (--lora) requests
     have none and each of them in turn. Exit code 1 if anything differs, or if a schedule that was built to preempt did
     not.
+
+    With --certificate one MODEL, in the form that the certificates say, computes each of their answers again, alone.
+    Exit code 1 if one differs or was changed; 3 if none does, but other instructions or another release computed one.
     """
     (config,) = build_configs(context, EngineConfig)
+    if certificate is not None:
+        _refuse_beside_certificate(context)
+        verify_certificates(certificate, config)
+        return
     head = provenance()
     with lasting_imports():
         from penstock.loading import find_model  # imports torch: too slow for --help
@@ -123,6 +138,22 @@ def command(
     click.echo(report.verdict_line())
     if not report.proved:
         raise SystemExit(NOT_PROVED)
+
+
+def _refuse_beside_certificate(context: click.Context) -> None:
+    """Refuse options that would do nothing beside --certificate.
+
+    Raises:
+        ConfigError: naming the first that was given.
+    """
+    mine = {*("requests", "schedules", "seed", "prompt_tokens", "new_tokens", "trace", "json_path", "fail_fast")}
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if given and name in CERTIFIED_OPTIONS:
+            raise ConfigError(parameter.opts[0], "is what the certificate says it is; leave it out")
+        if given and name in mine:
+            raise ConfigError(parameter.opts[0], "means nothing beside --certificate")
 
 
 @contextmanager

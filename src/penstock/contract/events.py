@@ -20,6 +20,7 @@ from penstock.contract.tools import CallPiece
 
 __all__ = [
     "Admitted",
+    "CacheLookup",
     "ChoiceDelta",
     "ChoiceFinished",
     "DraftsJudged",
@@ -171,6 +172,17 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLookup:
+    """The answer was looked for in the answer cache; comes first, where it was.
+
+    Attributes:
+        age: seconds since it was computed; None if it was not found, and is computed now.
+    """
+
+    age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Embedding:
     """The vector of an embedding request: float32, little-endian; comes once, before the end of its only choice."""
 
@@ -270,10 +282,15 @@ class ChoiceFinished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """Every choice of the request is complete; the stream ends here."""
+    """Every choice of the request is complete; the stream ends here.
+
+    Attributes:
+        certificate: of the answer, as `penstock.certificates` writes it; "" if none is wanted, or it was aborted.
+    """
 
     usage: Usage
     timings: Timings = UNTIMED
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,4 +312,4 @@ class RequestFailed:
         return RequestPoisoned(self.message) if self.poisoned else EngineFault(self.message)
 
 
-Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed
+Output = CacheLookup | PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed

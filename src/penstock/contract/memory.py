@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.contract.answer_contract import AnswerContract
 from penstock.contract.config import EngineConfig
 from penstock.contract.known_times import KnownTimes
 
@@ -103,6 +104,8 @@ class RunnerFacts:
         draft_context: the most positions that the draft model can compute; 0 without a draft model.
         step_times: what steps should take, by the program's cost and the machine's limits; None where these cannot be
             measured.
+        contract: what the bits of answers depend on, without the tokenizer; None if answers cannot be certified.
+        uncertified: why they cannot; "" if they can.
     """
 
     config: EngineConfig
@@ -116,6 +119,8 @@ class RunnerFacts:
     state_folder: str = ""
     draft_context: int = 0
     step_times: KnownTimes | None = None
+    contract: AnswerContract | None = None
+    uncertified: str = ""
 
 
 def readable_bytes(count: int) -> str:

@@ -2,6 +2,9 @@
 
 from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.admission import QueueLimits
+from penstock.engine.answer_cache import AnswerCache, CachedAnswers
+from penstock.engine.certifier import certified_request, resolved_request
+from penstock.engine.certifying import Certifying
 from penstock.engine.client import LocalClient
 from penstock.engine.engine import Engine, StepOutputs
 from penstock.engine.intake import Intake, ResolvedRequest
@@ -14,6 +17,9 @@ from penstock.engine.recorder import NoRecorder, Recorder
 
 __all__ = [
     "AdapterFolder",
+    "AnswerCache",
+    "CachedAnswers",
+    "Certifying",
     "Engine",
     "EngineLoop",
     "Intake",
@@ -27,5 +33,7 @@ __all__ = [
     "ResolvedRequest",
     "StepOutputs",
     "WaitingRoom",
+    "certified_request",
     "interrupts_held",
+    "resolved_request",
 ]

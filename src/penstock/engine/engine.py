@@ -41,6 +41,8 @@ from penstock.contract.stored_blocks import StoredBlocks
 from penstock.core import Scheduler
 from penstock.engine.adapters import AdapterBook
 from penstock.engine.best_of import BestOfRanker
+from penstock.engine.certifier import Certifier
+from penstock.engine.certifying import Certifying
 from penstock.engine.choice import Choice
 from penstock.engine.expected_answers import ExpectedAnswers
 from penstock.engine.intake import ResolvedRequest
@@ -96,6 +98,7 @@ class Engine:
         cache_events: is told what enters and leaves the prefix cache, if the scheduler notes it.
         adapting: loads adapters into the runner: usually the runner itself; None if it takes none.
         most_adapters: how many may be loaded at once.
+        certifying: certifies the answers to requests that want it; None where none does.
 
     Raises:
         ConfigError: the scheduler would have more plans in flight than the runner takes.
@@ -120,6 +123,7 @@ class Engine:
         cache_events: CacheEvents | None = None,
         adapting: AdaptingRunner | None = None,
         most_adapters: int = 0,
+        certifying: Certifying | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._clock = clock or NoClock()
@@ -141,6 +145,8 @@ class Engine:
         self._requests: dict[str, _LiveRequest] = {}
         self._owners: dict[str, tuple[_LiveRequest, Choice]] = {}
         self._rankers: dict[str, BestOfRanker] = {}
+        self._certifying = certifying
+        self._certifiers: dict[str, Certifier] = {}
         self._steps = 0
         self._failed_in_a_row = 0  # steps
         self.before_waiting: Callable[[], None] = lambda: None
@@ -206,6 +212,8 @@ class Engine:
             raise
         if resolved.answered < len(choices):
             self._rankers[resolved.id] = BestOfRanker(resolved.answered)
+        if resolved.certified and self._certifying is not None:
+            self._certifiers[resolved.id] = Certifier(self._certifying, resolved)
         self._requests[resolved.id] = request
         self.metrics.submitted(resolved.sequences, self._at)
         for sequence, choice in zip(resolved.sequences, choices, strict=True):
@@ -455,9 +463,21 @@ class Engine:
             self.metrics.cache_events(self._cache_events.counts)
 
     def _filter_outputs(self, outputs: StepOutputs) -> StepOutputs:
-        """Withhold the outputs of a request with `best_of` until its choices are ranked."""
-        if not self._rankers:
-            return outputs
+        """Withhold the outputs of a request with `best_of` until its choices are ranked, and certify what wants it."""
+        if self._rankers:
+            outputs = self._ranked(outputs)
+        return self._certified(outputs) if self._certifiers else outputs
+
+    def _certified(self, outputs: StepOutputs) -> StepOutputs:
+        passed: StepOutputs = []
+        for request_id, output in outputs:
+            certifier = self._certifiers.get(request_id)
+            passed.append((request_id, output if certifier is None else certifier.take(output)))
+            if isinstance(output, RequestFinished | RequestFailed):
+                self._certifiers.pop(request_id, None)
+        return passed
+
+    def _ranked(self, outputs: StepOutputs) -> StepOutputs:
         kept: StepOutputs = []
         for request_id, output in outputs:
             ranker = self._rankers.get(request_id)

@@ -30,6 +30,7 @@ from penstock.contract.request import (
 from penstock.contract.sampling import NEUTRAL, SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReasoningUse, ReplyRules
+from penstock.engine.certifying import Certifying
 from penstock.engine.token_id_resolver import TokenIdResolver
 from penstock.text import ReasoningBudgets, ReplyReader, TextModel
 from penstock.workers import Turns
@@ -58,6 +59,7 @@ class ResolvedRequest:
         reader: parses answers into reasoning, text and calls; None if they are plain text.
         expected: for each choice, the tokens that its answer will probably begin with, such as those that an engine
             that was lost had generated; () if nothing is known. They are guessed first, and change no answer.
+        certified: the answer comes with its certificate, for which all sequences have log probabilities.
     """
 
     id: str
@@ -68,6 +70,7 @@ class ResolvedRequest:
     reader: ReplyReader | None = None
     max_seconds: float = 0.0
     expected: tuple[tuple[int, ...], ...] = ()
+    certified: bool = False
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -96,6 +99,8 @@ class Intake:
     Args:
         draw_seed: gives a fresh seed for a random request without one; from the operating system in production.
         adapters: gives the adapters that requests may name now.
+        certifying: certifies answers; None if they cannot be certified.
+        uncertified: why they cannot.
     """
 
     def __init__(
@@ -108,7 +113,11 @@ class Intake:
         policy: str,
         grammars: Grammars | None = None,
         adapters: Callable[[], Mapping[str, AdapterFacts]] = dict,
+        certifying: Certifying | None = None,
+        uncertified: str = "nothing is known of what computes it",
     ) -> None:
+        self._certifying = certifying
+        self._uncertified = uncertified
         self._text = text
         self._adapters = adapters
         self._card = card
@@ -137,6 +146,8 @@ class Intake:
         """
         self._check_limits(request)
         adapter_digest = self._adapter_digest(request.adapter)
+        if request.certified:
+            self._check_certified(request)
         if request.embedding is None and not self._card.generates:
             raise InvalidParameter(
                 "model", "only embeds: its tokens see later ones, so it cannot generate", code=_NO_TEXT
@@ -151,8 +162,8 @@ class Intake:
         rules = self._resolve_rules(self._stop_rules(request), len(prompt))
         grammar = self._check_grammar(request, rules)
         sampling = _with_seed(self._token_ids.resolve(request.sampling), request.drawn_seed, self._draw_seed)
-        if request.candidates > request.n and not sampling.has("logprobs"):
-            sampling = sampling.put("logprobs", 0)  # best_of ranks by it
+        if (request.candidates > request.n or request.certified) and not sampling.has("logprobs"):
+            sampling = sampling.put("logprobs", 0)  # best_of ranks by it, and a certificate has its hash
         template = SequenceRequest(
             id=request.id,
             prompt=prompt,
@@ -176,7 +187,16 @@ class Intake:
                 *(replace(sequence, sampling=others) for sequence in sequences[1:]),
             )
         shown = request.echo or request.running_usage
-        resolved = ResolvedRequest(request.id, sequences, prompt_text, request.n, shown, reader, request.max_seconds)
+        resolved = ResolvedRequest(
+            request.id,
+            sequences,
+            prompt_text,
+            request.n,
+            shown,
+            reader,
+            request.max_seconds,
+            certified=request.certified,
+        )
         return _with_adapter(resolved, request.adapter, adapter_digest)
 
     def _adapter_digest(self, name: str) -> str:
@@ -191,6 +211,15 @@ class Intake:
         if name not in known:
             raise UnknownModel(name, *self._card.names, *known)
         return known[name].digest
+
+    def _check_certified(self, request: EngineRequest) -> None:
+        """Refuse a certificate that cannot be given; else know the contract, which takes time the first time."""
+        if request.embedding is not None:
+            raise InvalidParameter("certificate", "is of generated tokens, and an embedding has none")
+        if self._certifying is None:
+            message = f"cannot be given here: {self._uncertified}"
+            raise InvalidParameter("certificate", message, code="unsupported_parameter")
+        _ = self._certifying.contract
 
     def _resolve_embedding(
         self, request: EngineRequest, spec: EmbeddingSpec, prompt: tuple[int, ...], prompt_text: str, field: str

@@ -97,6 +97,7 @@ class LLM:
         *,
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
+        certify: bool = False,
     ) -> list[RequestOutput]:
         """Continue each prompt; results are in the order of the prompts.
 
@@ -105,11 +106,12 @@ class LLM:
             sampling_params: one for all prompts, or one per prompt; None for `get_default_sampling_params()`.
             adapter: name of an adapter of the option `lora`, one for all prompts or one per prompt; "" for none.
             use_tqdm: show a progress bar.
+            certify: give each output its `certificate`, which `penstock verify --certificate` checks.
 
         Raises:
             RequestError: a prompt or parameter cannot be served; no prompt was started.
         """
-        return self._run(as_prompts(prompts), sampling_params, use_tqdm, adapter)
+        return self._run(as_prompts(prompts), sampling_params, use_tqdm, adapter, certify)
 
     def chat(
         self,
@@ -126,6 +128,7 @@ class LLM:
         include_reasoning: bool | None = None,
         adapter: str | Sequence[str] = "",
         use_tqdm: bool = True,
+        certify: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the model's chat template; otherwise like `generate`.
 
@@ -145,7 +148,7 @@ class LLM:
             reasoning_effort=reasoning_effort,
             include_reasoning=include_reasoning,
         )
-        return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm, adapter)
+        return self._run(read_chats(messages, options, self.card), sampling_params, use_tqdm, adapter, certify)
 
     def embed(
         self,
@@ -234,6 +237,7 @@ class LLM:
         *,
         on_text: Callable[[str], None] | None = None,
         adapter: str = "",
+        certify: bool = False,
     ) -> str:
         """Queue one request and return its id; it joins the batch at the next `step`.
 
@@ -242,13 +246,14 @@ class LLM:
             sampling_params: None for `get_default_sampling_params()`.
             on_text: called with each piece of the first choice's text, at the end of the step that generated it.
             adapter: name of an adapter of the option `lora`; "" for none.
+            certify: as for `generate`.
 
         Raises:
             RequestError: the prompt or a parameter cannot be served.
         """
         given = prompt if isinstance(prompt, Prompt) else as_prompt(prompt)
         params = sampling_params or self.get_default_sampling_params()
-        [request_id] = self._queue_all([(self._request(given, params, adapter), params.logprobs is not None)])
+        [request_id] = self._queue_all([(self._request(given, params, adapter, certify), params.logprobs is not None)])
         self._book.add(self._answers[request_id], on_text)
         return request_id
 
@@ -345,12 +350,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
         adapter: str | Sequence[str] = "",
+        certify: bool = False,
     ) -> list[RequestOutput]:
         given = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_for_each(given, len(asked))
         names = _adapters_of(adapter, len(asked))
         order = self._queue_all(
-            (self._request(*each), each[1].logprobs is not None) for each in zip(asked, params, names, strict=True)
+            (self._request(*each, certify), each[1].logprobs is not None)
+            for each in zip(asked, params, names, strict=True)
         )
         return [answer.output() for answer in self._finish_all(order, "Generating", use_tqdm)]
 
@@ -394,7 +401,9 @@ class LLM:
             for request_id in request_ids:
                 self._fold(self._engine.abort(request_id))
 
-    def _request(self, given: Prompt | ChatRequest, params: SamplingParams, adapter: str = "") -> EngineRequest:
+    def _request(
+        self, given: Prompt | ChatRequest, params: SamplingParams, adapter: str = "", certify: bool = False
+    ) -> EngineRequest:
         request = EngineRequest(
             str(next(self._ids)),
             prompt_of(given),
@@ -405,6 +414,7 @@ class LLM:
             best_of=params.best_of,
             thinking_token_budget=params.thinking_token_budget,
             adapter=adapter,
+            certified=certify,
         )
         return applied(given, request)
 

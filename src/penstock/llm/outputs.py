@@ -86,6 +86,7 @@ class RequestOutput:
         prompt_logprobs: one `{token id: Logprob}` per prompt token, the token itself first, and None for the first
             token; None unless requested, and until they are known.
         error: what the engine did wrong with this request alone; "" if nothing.
+        certificate: of the whole answer, as JSON text; "" unless asked for, and until it is known.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class RequestOutput:
     num_cached_tokens: int
     error: str = ""
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    certificate: str = ""
 
 
 class _GrowingChoice:
@@ -127,6 +129,7 @@ class Answer:
         self._usage = Usage()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._vector: bytes | None = None
+        self._certificate = ""
         self.error = ""
         self.finished = False
 
@@ -149,6 +152,7 @@ class Answer:
                 self._choices[choice].stop_reason = stop
             case RequestFinished(usage):
                 self._usage = usage
+                self._certificate = output.certificate
                 self.finished = True
             case RequestFailed(message, usage):
                 self._fail(message, usage)
@@ -182,6 +186,7 @@ class Answer:
             num_cached_tokens=self._usage.cached_tokens,
             error=self.error,
             prompt_logprobs=self._prompt_logprobs,
+            certificate=self._certificate,
         )
 
     def embedding(self) -> EmbeddingRequestOutput:

@@ -2,8 +2,21 @@
 
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.proof import open_target, profile, verify
+from penstock.verify.recomputing import Recomputed, Recomputing, opened
 from penstock.verify.report import Report
 from penstock.verify.run import ScheduleCrashed
 from penstock.verify.target import Target
 
-__all__ = ["SMALL", "Budget", "Report", "ScheduleCrashed", "Target", "open_target", "profile", "verify"]
+__all__ = [
+    "SMALL",
+    "Budget",
+    "Recomputed",
+    "Recomputing",
+    "Report",
+    "ScheduleCrashed",
+    "Target",
+    "open_target",
+    "opened",
+    "profile",
+    "verify",
+]

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from penstock.api_fields.answers import running_usage_object
+from penstock.api_fields.certificate import certificate_headers
 from penstock.api_fields.prompt_logprobs import PromptLogprobs, add_prompt_logprobs
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.api_fields.timings import timings_object
@@ -38,6 +39,7 @@ __all__ = [
 
 DONE = b"data: [DONE]\n"
 BEGINNING = Progress()
+NOTHING_MORE: JsonObject = {}
 
 
 class ResponseFormatter(Protocol):
@@ -89,7 +91,9 @@ class WholeDelivery:
         num_choices: int,
         timings: bool = False,
         prompt_logprobs: PromptLogprobs | None = None,
+        certified: bool = False,
     ) -> None:
+        self._certified = certified
         self._formatter = formatter
         self._num_choices = num_choices
         self._timings = timings
@@ -107,14 +111,18 @@ class WholeDelivery:
             add_prompt_logprobs(answer, self._prompt_logprobs, prompts)
         if self._timings:
             answer["timings"] = _timings(outputs, self._num_choices)
-        await writer.respond(json_response(200, answer))
+        if self._certified:
+            answer["certificate"] = outputs.certificate or None
+        response = json_response(200, answer)
+        response.headers.update(certificate_headers(outputs.certificate))
+        await writer.respond(response)
 
     async def fail(self, error: JsonObject, usage: Usage, writer: ResponseWriter) -> None:
         """Do nothing: the answer is sent at once, so it cannot fail after it has started."""
 
 
 class EventDelivery:
-    """The answer as server-sent events, `[DONE]` last; usage and timings, if requested, are in the last chunk.
+    """The answer as server-sent events, `[DONE]` last; the last chunk has usage, timings and certificate as requested.
 
     Nothing that the client already has (`ParsedRequest.position`) is sent again.
     """
@@ -144,8 +152,12 @@ class EventDelivery:
                         await writer.start(EVENT_HEADERS)
                         await writer.write(events)
         await writer.start(EVENT_HEADERS)
-        timings = _timings(outputs, parsed.num_choices) if parsed.timings else None
-        closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, timings)
+        more: JsonObject = {}
+        if parsed.timings:
+            more["timings"] = _timings(outputs, parsed.num_choices)
+        if parsed.certified:
+            more["certificate"] = outputs.certificate or None
+        closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, more)
         await writer.write(closing + DONE + self._ids.end + b"\n")
         await writer.end()
 
@@ -198,14 +210,14 @@ class EventDelivery:
     def _with_usage_key(self, chunk: JsonObject, so_far: JsonObject | None) -> JsonObject:
         return chunk | {"usage": so_far} if self._parsed.include_usage else chunk
 
-    def _closing(self, usage: Usage, id_line: bytes, timings: JsonObject | None = None) -> bytes:
+    def _closing(self, usage: Usage, id_line: bytes, more: JsonObject = NOTHING_MORE) -> bytes:
         include_usage = self._parsed.include_usage
-        if not include_usage and timings is None:
+        if not include_usage and not more:
             return b""
         chunk = self._formatter.usage(usage)
         if not include_usage:
             del chunk["usage"]
-        return _event(chunk if timings is None else chunk | {"timings": timings}, id_line)
+        return _event(chunk | more, id_line)
 
 
 class TextDelivery:
@@ -227,7 +239,9 @@ class TextDelivery:
 
 def whole_delivery(parsed: ParsedRequest, formatter: ResponseFormatter) -> WholeDelivery:
     """The delivery of a complete answer to `parsed`, with timings and prompt log probabilities if requested."""
-    return WholeDelivery(formatter, parsed.num_choices, parsed.timings, parsed.prompt_logprobs)
+    return WholeDelivery(
+        formatter, parsed.num_choices, parsed.timings, parsed.prompt_logprobs, certified=parsed.certified
+    )
 
 
 def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery:

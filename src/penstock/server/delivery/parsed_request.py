@@ -62,6 +62,11 @@ class ParsedRequest:
     position: str = ""
 
     @property
+    def certified(self) -> bool:
+        """Whether the answer ends with its certificate."""
+        return self.requests[0].certified
+
+    @property
     def num_choices(self) -> int:
         """Choices of the whole answer: choice j of prompt i has index `i * n + j`."""
         return sum(request.n for request in self.requests)

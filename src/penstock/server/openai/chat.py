@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import Request, Response
 
 from penstock.api_fields.answers import chat_usage_object, logprob_objects
+from penstock.api_fields.certificate import CERTIFICATE
 from penstock.api_fields.chat_options import ANSWER_FIELDS, CHAT_SAMPLING_FIELDS, PROMPT_FIELDS, read_chat_options
 from penstock.api_fields.conversation import MESSAGES
 from penstock.api_fields.fields import BOOLEAN, INTEGER, LABELS, Field, Neutrals, one_of, read_fields
@@ -54,6 +55,7 @@ CHAT_FIELDS = (
     *PROMPT_FIELDS,
     *ANSWER_FIELDS,
     TIMINGS,
+    CERTIFICATE,
     RESPONSE_FORMAT,
     SAFETY_IDENTIFIER,
     Field(
@@ -119,7 +121,7 @@ def parse_chat(body: JsonObject, response_id: str, card: ModelCard, limits: Requ
     request = chat.applied(options.request(response_id, chat.prompt))
     return ParsedRequest(
         id=response_id,
-        requests=(replace(request, running_usage=usage.running),),
+        requests=(replace(request, running_usage=usage.running, certified=given.get("certificate", False)),),
         stream=stream,
         include_usage=usage.at_end,
         running_usage=usage.running,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import Request, Response
 
 from penstock.api_fields.answers import finite_logprob, usage_object
+from penstock.api_fields.certificate import CERTIFICATE, check_certified
 from penstock.api_fields.fields import BOOLEAN, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import LENGTHS, fitted
 from penstock.api_fields.prompt_logprobs import read_prompt_logprobs
@@ -45,6 +46,7 @@ COMPLETION_FIELDS = (
     Field("echo", BOOLEAN, "Begin each choice with the prompt; with logprobs, its tokens have theirs too."),
     STREAM_OPTIONS,
     TIMINGS,
+    CERTIFICATE,
     RESPONSE_FORMAT,
     *COMMON_FIELDS,
     *sampling_fields(),
@@ -80,11 +82,13 @@ def parse_completion(body: JsonObject, response_id: str, card: ModelCard, limits
     if options.echo and options.params.logprobs is not None:
         most = max(options.params.logprobs, options.params.prompt_logprobs or 0)
         options = replace(options, params=replace(options.params, prompt_logprobs=most))
-    usage = read_stream_usage(given)
+    usage, certified = read_stream_usage(given), given.get("certificate", False)
+    if certified:
+        check_certified(len(prompts), prompt_only=prompt_only)
     requests = (options.request(f"{response_id}-{index}", prompt) for index, prompt in enumerate(prompts))
     return ParsedRequest(
         id=response_id,
-        requests=tuple(replace(request, running_usage=usage.running) for request in requests),
+        requests=tuple(replace(request, running_usage=usage.running, certified=certified) for request in requests),
         stream=stream,
         include_usage=usage.at_end,
         running_usage=usage.running,

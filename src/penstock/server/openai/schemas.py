@@ -84,9 +84,10 @@ def _answer(kind: str, choice: JsonObject, usage: str = "Usage", **optional: Jso
             "choices": list_of(choice),
             "usage": reference(usage),
             "timings": reference("Timings"),
+            "certificate": nullable(STRING),
             **optional,
         },
-        optional=("timings", *optional),
+        optional=("timings", "certificate", *optional),
     )
 
 

@@ -1,0 +1,102 @@
+"""The contract of a loaded model's answers: what their bits depend on beside the request, as named values.
+
+Names concrete classes of several rooms, as `loading` and `building` do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from penstock.contract.answer_contract import AnswerContract
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+from penstock.loading import LoadedModel, resolve_choices
+from penstock.version import __version__
+from penstock.weights.packing import WeightFormat
+
+__all__ = ["KV_CONTRACT", "answer_contract", "compiled_code", "config_for", "torch_arithmetic", "why_not_certified"]
+
+KV_CONTRACT = 1
+"""Raise it if the same release computes different bits than before, although neither its version nor its compiled code
+changed."""
+
+_OPTIONS = {
+    WeightFormat.F32: ("none", "native"),
+    WeightFormat.BF16: ("none", "native"),
+    WeightFormat.ONEDNN: ("none", "onednn"),
+    WeightFormat.INT8: ("int8", "native"),
+    WeightFormat.INT4: ("int4", "native"),
+    WeightFormat.STORED: ("file", "native"),
+}
+"""Weight format -> the options `quantization` and `linear_kernels` that give it."""
+
+
+def why_not_certified(loaded: LoadedModel) -> str:
+    """Why answers of this model cannot be certified; "" if they can."""
+    if not loaded.backend.exact:
+        return "it needs the compiled CPU kernels, whose bits do not depend on what else is computed"
+    if loaded.ranks is not None:
+        return "several ranks divide the model, and the last bits depend on how many"
+    if loaded.program.looks_ahead:
+        return "the model only embeds"
+    return ""
+
+
+def answer_contract(config: EngineConfig, loaded: LoadedModel) -> AnswerContract:
+    """The contract of a model's answers, but for its tokenizer."""
+    return AnswerContract(
+        model=loaded.files.digest.hex(),
+        form=resolve_choices(config, loaded.files, loaded.backend).weight_format.value,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(loaded.kv_dtype).removeprefix("torch."),
+        max_model_len=config.max_model_len,
+        tokenizer="",
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        instruction_set=loaded.isa,
+        kernels=compiled_code(),
+        penstock=f"{__version__}, {KV_CONTRACT}",
+        torch=torch_arithmetic(),
+    )
+
+
+def config_for(contract: AnswerContract, config: EngineConfig) -> EngineConfig:
+    """The options under which a model has a contract's form; what they do not concern is as in `config`.
+
+    Raises:
+        ConfigError: no options give it: the contract is not of this release, or was never one.
+    """
+    options = _OPTIONS.get(WeightFormat(contract.form)) if contract.form in set(WeightFormat) else None
+    if options is None:
+        raise ConfigError("certificate", f"its form is {contract.form!r}, which no options of this release give")
+    quantization, linear_kernels = options
+    return replace(
+        config,
+        dtype=contract.dtype,
+        quantization=quantization,
+        linear_kernels=linear_kernels,
+        kv_cache_dtype="int8" if contract.kv_cache_dtype == "int8" else "auto",
+        max_model_len=contract.max_model_len,
+        tool_call_parser=contract.tool_call_parser,
+        reasoning_parser=contract.reasoning_parser,
+    )
+
+
+def torch_arithmetic() -> str:
+    """The release of torch, and the class of instructions that it uses here."""
+    return f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+@cache
+def compiled_code() -> str:
+    """A digest of the compiled kernels, which changes with their source code and with the compiler."""
+    found = importlib.util.find_spec("penstock._native")
+    if found is None or not found.origin:
+        return "none"
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:32]

@@ -1,0 +1,78 @@
+"""`penstock verify --certificate FILE`: whether certified answers are what this machine computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from penstock.certificates import BadCertificate, Certificate, read
+from penstock.cli.imports import lasting_imports
+from penstock.contract.answer_contract import AnswerContract
+from penstock.contract.config import EngineConfig
+from penstock.contract.errors import ConfigError
+
+__all__ = ["CERTIFIED_OPTIONS", "UNDECIDED", "verify_certificates"]
+
+REFUTED = 1
+UNDECIDED = 3
+"""Exit code if nothing is refuted, but something was computed by other instructions, kernels or releases than here."""
+
+CERTIFIED_OPTIONS = ("dtype", "quantization", "linear_kernels", "kv_cache_dtype")
+"""Engine options that a certificate gives."""
+
+
+def verify_certificates(path: Path, config: EngineConfig) -> None:
+    """Print for each certificate of a file whether it holds, or the first place where it does not; exit unless all do.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of another model than the operator's.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("--certificate", f"{path} cannot be read: {error.strerror}") from error
+    lines = content.removesuffix(b"\n").split(b"\n")
+    places = [str(path) if len(lines) == 1 else f"{path}:{number}" for number in range(1, len(lines) + 1)]
+    refuted = undecided = 0
+    certificates: list[tuple[str, Certificate]] = []
+    for place, line in zip(places, lines, strict=True):
+        try:
+            certificates.append((place, read(line)))
+        except BadCertificate as error:
+            refuted += 1
+            click.echo(f"{place}: differs: {error}")
+    if certificates:
+        more = _compute(certificates, config)
+        refuted, undecided = refuted + more[0], undecided + more[1]
+    equal = len(lines) - refuted - undecided
+    click.echo(f"{equal} of {len(lines)} certified answers confirmed, {refuted} refuted, {undecided} undecided")
+    if refuted or undecided:
+        raise SystemExit(REFUTED if refuted else UNDECIDED)
+
+
+def _compute(certificates: Sequence[tuple[str, Certificate]], config: EngineConfig) -> tuple[int, int]:
+    """Compute certified answers again; how many are refuted, and how many undecided."""
+    place, first = certificates[0]
+    for other, certificate in certificates[1:]:
+        if _model(certificate.contract) != _model(first.contract):
+            raise ConfigError("--certificate", f"{other} is of another model, or another form, than {place}")
+    with lasting_imports():
+        from penstock.verify import opened  # imports torch: too slow for --help
+
+    refuted = undecided = 0
+    with opened(config, first.contract) as recomputing:
+        for place, certificate in certificates:
+            found = recomputing.recompute(certificate)
+            refuted += found.refuted
+            undecided += not found.refuted and not found.confirmed
+            tokens = sum(len(choice.tokens) for choice in certificate.answer)
+            click.echo(f"{place}: {found.explain()} ({len(certificate.answer)} choices, {tokens} tokens)")
+    return refuted, undecided
+
+
+def _model(contract: AnswerContract) -> AnswerContract:
+    """A contract without what says what computes."""
+    return replace(contract, instruction_set="", kernels="", penstock="", torch="")
