@@ -59,8 +59,8 @@ def shown(name: str) -> str:
 
 
 def user_of(process: str) -> str:
-    """The name of the user that a process runs as."""
-    done = subprocess.run(["stat", "-c", "%U", f"/proc/{process}"], capture_output=True, text=True, check=True)
+    """The number of the user that a process runs as."""
+    done = subprocess.run(["stat", "-c", "%u", f"/proc/{process}"], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
