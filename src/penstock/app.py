@@ -32,6 +32,8 @@ from penstock.core import CacheLog, Scheduler
 from penstock.drafters import SuffixDrafter
 from penstock.engine import (
     AdapterFolder,
+    AnswerCache,
+    CachedAnswers,
     Certifying,
     Engine,
     EngineLoop,
@@ -92,13 +94,23 @@ class Assembly:
         profiles: Profiles | None = None,
         on_death: Callable[[], None] = lambda: None,
         memory: MemoryBudget | None = None,
+        answers: AnswerCache | None = None,
     ) -> LocalClient:
         """Run the engine in a thread of its own from now on; nobody else may step it then.
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
         `memory`, waiting outputs and cached grammars stay within their shares of it, and all that is kept is counted.
+        With `answers`, requests that were answered before are not computed again.
+
+        Raises:
+            ConfigError: answers are to be kept that are not the same from time to time.
         """
-        config = self.config
+        config, facts = self.config, self.computing.facts
+        cached = None
+        if answers is not None:
+            if facts.contract is None:
+                raise ConfigError("answer_cache", f"cannot be used with this model: {facts.uncertified}")
+            cached = CachedAnswers(answers, Certifying(facts.contract, self.text), SystemClock())
         loop = EngineLoop(
             self.engine,
             SystemClock(),
@@ -109,7 +121,7 @@ class Assembly:
         room = None if memory is None else self._bound(memory)
         folder = AdapterFolder(config.lora_dir) if config.lora_dir else None
         loop.start()
-        return LocalClient(self.intake, loop, profiles, room, folder)
+        return LocalClient(self.intake, loop, profiles, room, folder, cached)
 
     def _bound(self, memory: MemoryBudget) -> WaitingRoom:
         room, grammars = WaitingRoom(memory.outputs), self.computing.grammars
@@ -396,7 +408,14 @@ def serve(
             each.model = model_digest(facts, card.max_model_len)
     profiles = None if directory is None else Profiles(directory, assembly.computing.profiler, SystemClock())
     memory = MemoryBudget(engine_options.memory_limit, give_back)
-    client = assembly.start_client(profiles, process.end, memory)
+    kept = server_options.answer_cache
+    try:
+        client = assembly.start_client(profiles, process.end, memory, AnswerCache(kept) if kept else None)
+    except BaseException:
+        assembly.close()
+        raise
+    if kept:
+        process.say(f"answer cache     {readable_bytes(kept)} for whole answers beside that")
     process.say(
         f"memory           {readable_bytes(memory.limit)} for requests, waiting output and what is stored of answers"
     )

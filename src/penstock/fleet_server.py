@@ -84,8 +84,9 @@ def serve_fleet(
     for name in _OF_ONE_ENGINE:
         if getattr(engine_options, name):
             raise ConfigError(name, "is for one engine; a fleet has several")
-    if server_options.profile_dir:
-        raise ConfigError("profile_dir", "is for one engine; a fleet has several")
+    for name in ("profile_dir", "answer_cache"):
+        if getattr(server_options, name):
+            raise ConfigError(name, "is for one engine; a fleet has several")
     if find_spec("ray") is None:
         raise SetupError(_NO_RAY)
     from penstock.fleet.ray_replicas import RayReplicas

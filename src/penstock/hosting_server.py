@@ -26,7 +26,7 @@ from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.contract.memory_budget import LEAST_BYTES, MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.server_config import HostingConfig, ServerConfig
-from penstock.engine import LocalClient, Profiles
+from penstock.engine import AnswerCache, LocalClient, Profiles
 from penstock.freed_memory import give_back
 from penstock.hosting import ModelHost
 from penstock.journal import AnswerJournal, StreamJournal, model_digest
@@ -186,6 +186,7 @@ class _Loader:
         process: says what is loaded.
         kept: what stays of each model, by main name.
         profiles: the directory for profiles; None for none.
+        answers: the answer cache of all models; None for none.
         standby: whether a zygote stands by, of which the processes of all models are forked.
     """
 
@@ -195,6 +196,7 @@ class _Loader:
         process: ServerProcess,
         kept: Mapping[str, _Kept],
         profiles: Path | None,
+        answers: AnswerCache | None,
         *,
         standby: bool,
     ) -> None:
@@ -203,6 +205,7 @@ class _Loader:
         self._process = process
         self._kept = kept
         self._profiles = profiles
+        self._answers = answers
 
     def close(self) -> None:
         """End the zygote, once no model is loaded any more."""
@@ -236,7 +239,11 @@ class _Loader:
         if self._profiles is not None:
             prefix = f"{_file_name(model)}-"
             profiles = Profiles(self._profiles, assembly.computing.profiler, SystemClock(), prefix)
-        client = assembly.start_client(profiles, lambda: lost("its engine has ended"), kept.memory)
+        facts, answers = assembly.computing.facts, self._answers
+        if answers is not None and facts.contract is None:
+            self._process.say(f"{model.names[0]}: answer cache     none: {facts.uncertified}")
+            answers = None
+        client = assembly.start_client(profiles, lambda: lost("its engine has ended"), kept.memory, answers)
         return LoadedModel(client, assembly.card, watchdog, kept, assembly, around)
 
 
@@ -304,11 +311,12 @@ def serve_models(
     # for them, which it does not use: together that is the limit.
     memory = MemoryBudget(choices[0].config.memory_limit, give_back)
     share, standby = max(LEAST_BYTES, memory.limit // len(models)), any(each.config.standby for each in models)
+    answers = AnswerCache(server_options.answer_cache) if server_options.answer_cache else None
     failures: list[PenstockError] = []
     limits = HostLimits(hosting.max_loaded_models, hosting.models_memory, hosting.model_wait)
     with (
         _keeping(models, server_options.journal, share) as kept,
-        closing(_Loader(cache_dir, process, kept, profiles, standby=standby)) as load,
+        closing(_Loader(cache_dir, process, kept, profiles, answers, standby=standby)) as load,
         process.observers("") as observers,
     ):
         host = ModelHost(models, load, limits)

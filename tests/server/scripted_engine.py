@@ -26,7 +26,7 @@ from penstock.contract.events import (
     TokenPiece,
     Usage,
 )
-from penstock.contract.measurements import AdaptersInUse, DraftCount, Histogram, Measurements
+from penstock.contract.measurements import AdaptersInUse, AnswerCacheUse, DraftCount, Histogram, Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPrompt, TokenPrompt
 
@@ -110,6 +110,7 @@ def nothing_measured(**known: object) -> Measurements:
     empty = Histogram((1.0,), (0, 0), 0.0)
     fields = {each.name: empty if each.type == "Histogram" else 1 for each in dataclasses.fields(Measurements)}
     counted = {"finished": (("stop", 1),), "drafts": (("suffix", DraftCount(1, 4, 3)),)}
+    counted |= {"answer_cache": AnswerCacheUse(4, 3, 2048, 1)}
     return Measurements(**fields | counted | {"adapters": AdaptersInUse(4, ("poet",), ("clerk", "poet"))} | known)
 
 

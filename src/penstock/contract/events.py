@@ -20,6 +20,7 @@ from penstock.contract.tools import CallPiece
 
 __all__ = [
     "Admitted",
+    "CacheLookup",
     "ChoiceDelta",
     "ChoiceFinished",
     "DraftsJudged",
@@ -171,6 +172,17 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheLookup:
+    """The answer was looked for in the answer cache; comes first, where it was.
+
+    Attributes:
+        age: seconds since it was computed; None if it was not found, and is computed now.
+    """
+
+    age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Embedding:
     """The vector of an embedding request: float32, little-endian; comes once, before the end of its only choice."""
 
@@ -300,4 +312,4 @@ class RequestFailed:
         return RequestPoisoned(self.message) if self.poisoned else EngineFault(self.message)
 
 
-Output = PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed
+Output = CacheLookup | PromptTokens | Embedding | ChoiceDelta | ChoiceFinished | RequestFinished | RequestFailed

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.contract.stats import SchedulerStats
 
-__all__ = ["UNTIMED", "AdaptersInUse", "DraftCount", "Histogram", "Measurements", "Timings"]
+__all__ = ["UNTIMED", "AdaptersInUse", "AnswerCacheUse", "DraftCount", "Histogram", "Measurements", "Timings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,22 @@ class AdaptersInUse(NamedTuple):
     waiting: tuple[str, ...] = ()
 
 
+class AnswerCacheUse(NamedTuple):
+    """What came of a cache of answers.
+
+    Attributes:
+        queries: requests whose answer was looked for.
+        hits: how many of these were answered without computing.
+        bytes: what the cache takes, of all models together.
+        evicted: answers that made room for others, of all models together.
+    """
+
+    queries: int = 0
+    hits: int = 0
+    bytes: int = 0
+    evicted: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements(SchedulerStats):
     """The engine after a step: what it holds, and what it did since it was started.
@@ -130,6 +146,7 @@ class Measurements(SchedulerStats):
         lost_runners: processes that computed and are gone, and were followed by another.
         drafts: (drafter, what came of its guesses), a pair for each that has guessed.
         adapters: which adapters are in use; None of an engine that takes none.
+        answer_cache: what came of the cache of answers; None without one.
         store_written: KV blocks that are in files now, by the process that computes now.
         store_dropped: those that were handed out again before they were written.
         store_failed: those that the disk did not take.
@@ -193,3 +210,4 @@ class Measurements(SchedulerStats):
     request_longest_choice: Histogram
     step_tokens: Histogram
     adapters: AdaptersInUse | None = None
+    answer_cache: AnswerCacheUse | None = None

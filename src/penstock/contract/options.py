@@ -25,7 +25,7 @@ __all__ = [
     "read_bytes",
 ]
 
-BYTE_FIELDS = frozenset({"kv_cache_memory", "kv_store_bytes", "memory_limit", "models_memory"})
+BYTE_FIELDS = frozenset({"answer_cache", "kv_cache_memory", "kv_store_bytes", "memory_limit", "models_memory"})
 """Fields that operators may give as text, for `read_bytes`."""
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}

@@ -15,6 +15,7 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.contract.tools import PLAIN_REPLY, ReplyRules, Tool, ToolCall
 
 __all__ = [
+    "AnswerCaching",
     "ChatPrompt",
     "EngineRequest",
     "Message",
@@ -116,6 +117,19 @@ class StopRules:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerCaching:
+    """What the answer cache, if there is one, may do for a request.
+
+    Attributes:
+        most_age: seconds since an answer was computed, above which it is computed anew; below 0, always.
+        keep: whether the answer may be kept.
+    """
+
+    most_age: float = float("inf")
+    keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One caller's request, in the caller's terms: a prompt, `n` choices, how to sample, when to stop.
 
@@ -142,6 +156,7 @@ class EngineRequest:
             around it; 0 cuts nothing.
         adapter: the name of the adapter that computes it beside the model; "" for the model alone.
         certified: the answer comes with its certificate.
+        answer_caching: what the answer cache may do for it.
     """
 
     id: str
@@ -165,6 +180,7 @@ class EngineRequest:
     max_seconds: float = 0.0
     adapter: str = ""
     certified: bool = False
+    answer_caching: AnswerCaching = AnswerCaching()
 
     @property
     def candidates(self) -> int:

@@ -67,6 +67,12 @@ class ServerConfig:
         " callers ask to store, which is what /v1/responses does unless store is false, their text and that of their"
         " requests is in it, until they are deleted or newer ones take their place; of all others no text is.",
     )
+    answer_cache: int = option(
+        0,
+        "Most bytes of whole answers to keep in memory, for requests that would be answered the same, bit for bit:"
+        " greedy ones, and those with a seed. They are then not computed; each API key finds its own alone. 0 keeps"
+        " none.",
+    )
     profile_dir: str = option(
         "",
         "Folder for profiles, made if it is not there: an admin begins one with POST /start_profile and ends it with"
@@ -88,6 +94,8 @@ class ServerConfig:
         for name in ("request_timeout", "drain_timeout"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(name, f"must be a number of seconds from 0 up, got {getattr(self, name)}")
+        if self.answer_cache < 0:
+            raise ConfigError("answer_cache", f"must not be negative, got {self.answer_cache}")
         if self.max_connections < 1:
             raise ConfigError("max_connections", f"must be at least 1, got {self.max_connections}")
 

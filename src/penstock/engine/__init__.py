@@ -2,6 +2,7 @@
 
 from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.admission import QueueLimits
+from penstock.engine.answer_cache import AnswerCache, CachedAnswers
 from penstock.engine.certifier import certified_request, resolved_request
 from penstock.engine.certifying import Certifying
 from penstock.engine.client import LocalClient
@@ -16,6 +17,8 @@ from penstock.engine.recorder import NoRecorder, Recorder
 
 __all__ = [
     "AdapterFolder",
+    "AnswerCache",
+    "CachedAnswers",
     "Certifying",
     "Engine",
     "EngineLoop",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from penstock.contract.adapter import AdapterFacts
@@ -17,6 +18,7 @@ from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import EngineRequest, Prompt
 from penstock.engine.adapter_folder import AdapterFolder
+from penstock.engine.answer_cache import CachedAnswers
 from penstock.engine.engine import Engine
 from penstock.engine.intake import Intake, ResolvedRequest
 from penstock.engine.intake_threads import IntakeThreads
@@ -46,6 +48,7 @@ class LocalClient:
         profiles: where profiles are written; None if they are not allowed.
         room: bounds what waits for readers, which must then all be on one event loop; None for no bound.
         adapters: the folder that adapters may be loaded from; None for no such folder.
+        answers: where `generate` keeps and finds answers; None for nowhere.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class LocalClient:
         profiles: Profiles | None = None,
         room: WaitingRoom | None = None,
         adapters: AdapterFolder | None = None,
+        answers: CachedAnswers | None = None,
     ) -> None:
+        self._answers = answers
         self._adapter_folder = adapters
         self._intake = IntakeThreads(intake)
         self._loop = loop
@@ -64,10 +69,23 @@ class LocalClient:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:
         """See `EngineClient.generate`."""
-        queue = self._submit(await self._intake.resolve(request))
+        resolved = await self._intake.resolve(request)
+        lookup = None if self._answers is None else self._answers.look_up(request, resolved)
+        if lookup is not None:
+            yield lookup.told()
+            if lookup.hit:
+                self._intake.take_abort(request.id)  # it has ended, whoever aborted it meanwhile
+                for piece in lookup.pieces():
+                    for output in piece:
+                        yield output
+                    await asyncio.sleep(0)  # others want the event loop too
+                return
+        queue = self._submit(resolved)
         try:
             while not queue.drained:
                 for output in await queue.take():
+                    if lookup is not None:
+                        lookup.note(output)
                     yield output
         finally:
             queue.leave()
@@ -108,7 +126,8 @@ class LocalClient:
 
     def measurements(self) -> Measurements:
         """See `EngineClient.measurements`."""
-        return self._loop.measurements()
+        measured = self._loop.measurements()
+        return measured if self._answers is None else replace(measured, answer_cache=self._answers.use())
 
     async def heartbeat(self) -> None:
         """See `EngineClient.heartbeat`."""

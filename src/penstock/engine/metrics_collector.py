@@ -263,6 +263,7 @@ class MetricsCollector:
             block_size=block_size,
             prefix_caching=prefix_caching,
             adapters=adapters,
+            answer_cache=None,  # it is in front of the engine
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -26,18 +25,11 @@ from penstock.contract.errors import (
     Unavailable,
     UnknownModel,
 )
-from penstock.contract.events import (
-    ChoiceDelta,
-    ChoiceFinished,
-    Embedding,
-    Output,
-    PromptTokens,
-    RequestFailed,
-    RequestFinished,
-)
+from penstock.contract.events import Output
 from penstock.contract.request import SequenceRequest
 from penstock.contract.tools import ReplyRules, Tool
 from penstock.engine import ResolvedRequest
+from penstock.engine.written_outputs import OutputRecord, record_of
 from penstock.fleet.replica import ReplicaLost, ReplicaState
 from penstock.text import TextModel
 
@@ -67,30 +59,6 @@ class _Request(msgspec.Struct, frozen=True):
     certified: bool = False
 
 
-class _Prompt(msgspec.Struct, frozen=True, tag="p"):
-    it: PromptTokens
-
-
-class _Vector(msgspec.Struct, frozen=True, tag="v"):
-    it: Embedding
-
-
-class _Delta(msgspec.Struct, frozen=True, tag="d"):
-    it: ChoiceDelta
-
-
-class _Ended(msgspec.Struct, frozen=True, tag="e"):
-    it: ChoiceFinished
-
-
-class _Finished(msgspec.Struct, frozen=True, tag="f"):
-    it: RequestFinished
-
-
-class _Failed(msgspec.Struct, frozen=True, tag="x"):
-    it: RequestFailed
-
-
 class _Refused(msgspec.Struct, frozen=True, tag="r"):
     """An error in place of outputs; see `_ERRORS`."""
 
@@ -108,14 +76,6 @@ class _Lost(msgspec.Struct, frozen=True, tag="l"):
     reason: str
 
 
-_KINDS: dict[type, Any] = {
-    PromptTokens: _Prompt,
-    Embedding: _Vector,
-    ChoiceDelta: _Delta,
-    ChoiceFinished: _Ended,
-    RequestFinished: _Finished,
-    RequestFailed: _Failed,
-}
 _ERRORS: dict[str, type[PenstockError]] = {
     each.__name__: each
     for each in (
@@ -124,7 +84,7 @@ _ERRORS: dict[str, type[PenstockError]] = {
     )
 }
 
-_Message = list[_Prompt | _Vector | _Delta | _Ended | _Finished | _Failed | _Refused | _Lost]
+_Message = list[OutputRecord | _Refused | _Lost]
 
 _encode = msgspec.msgpack.Encoder().encode
 _request = msgspec.msgpack.Decoder(_Request)
@@ -178,7 +138,7 @@ def read_request(message: bytes, text: TextModel, now: float) -> ResolvedRequest
 
 def write_outputs(outputs: Sequence[Output]) -> bytes:
     """A message with some outputs of one request."""
-    return _encode([_KINDS[type(output)](output) for output in outputs])
+    return _encode(list(map(record_of, outputs)))
 
 
 def write_error(error: PenstockError | ReplicaLost) -> bytes:

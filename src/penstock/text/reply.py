@@ -175,6 +175,15 @@ class ReplyReader:
         """The same reader, with these control tokens spelled."""
         return replace(self, spelled=token_ids)
 
+    def call_id(self, seq_id: str, index: int) -> str:
+        """The id of a call of the choice with this id."""
+        digest = blake2b(f"{seq_id}/{index}".encode(), digest_size=_ID_BYTES)
+        length = self.calls.id_chars if self.calls else 0
+        if not length:
+            return f"call_{digest.hexdigest()}"
+        number = int.from_bytes(digest.digest())
+        return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(length))
+
     def parser(self, seq_id: str) -> ReplyParser:
         """The parser of the choice with this id."""
         return ReplyParser(self, seq_id)
@@ -303,15 +312,7 @@ class ReplyParser:
             if part.name:
                 self._made += 1
             index = self._made - 1
-            call_id = self._call_id(index) if part.name else ""
+            call_id = self._reader.call_id(self._seq_id, index) if part.name else ""
             pieces.append(CallPiece(index, call_id, part.name, part.arguments, part.text_before))
         self.called = self._made > 0
         return ReplyPiece(reasoning, text, tuple(pieces))
-
-    def _call_id(self, index: int) -> str:
-        digest = blake2b(f"{self._seq_id}/{index}".encode(), digest_size=_ID_BYTES)
-        length = self._reader.calls.id_chars if self._reader.calls else 0
-        if not length:
-            return f"call_{digest.hexdigest()}"
-        number = int.from_bytes(digest.digest())
-        return "".join(_LETTERS[number // len(_LETTERS) ** place % len(_LETTERS)] for place in range(length))

@@ -18,13 +18,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from penstock.contract.errors import RefusalCause
-from penstock.contract.measurements import AdaptersInUse, Histogram, Measurements
+from penstock.contract.measurements import AdaptersInUse, AnswerCacheUse, Histogram, Measurements
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.ports import EngineClient
 from penstock.server.delivery.observation import RequestRecord
 from penstock.server.http.route import Route
 
 __all__ = [
+    "ANSWER_CACHE_COUNTERS",
     "COUNTERS",
     "EVENT_OUTCOMES",
     "GAUGES",
@@ -61,6 +62,13 @@ COUNTERS = {
     "penstock:engine_steps": ("steps", "Steps planned."),
     "penstock:engine_steps_failed": ("failed_steps", "Steps that failed as a whole and were computed again."),
     "penstock:runners_lost": ("lost_runners", "Processes that computed and are gone, each followed by another."),
+}
+
+ANSWER_CACHE_BYTES = "Bytes of the answers in the answer cache, of all models together."
+ANSWER_CACHE_COUNTERS = {
+    "penstock:answer_cache_queries": ("queries", "Requests whose answer was looked for in the answer cache."),
+    "penstock:answer_cache_hits": ("hits", "Those of them that were answered out of it."),
+    "penstock:answer_cache_evictions": ("evicted", "Answers that made room for others, of all models together."),
 }
 
 STORE_OUTCOMES = ("written", "dropped", "failed", "damaged", "evicted")
@@ -144,6 +152,8 @@ class EngineMetrics(Collector):
         yield from self._gauges(measured)
         yield from self._counters(measured)
         yield from self._labelled_counters(measured)
+        if measured.answer_cache is not None:
+            yield from self._answer_cache(measured.answer_cache)
         for name, (source, text) in HISTOGRAMS.items():
             family = HistogramMetricFamily(name, text, labels=LABELS)
             histogram: Histogram = getattr(measured, source)
@@ -167,6 +177,8 @@ class EngineMetrics(Collector):
         yield info
         if measured.adapters is not None:
             yield _adapters_info(measured.adapters)
+        if measured.answer_cache is not None:
+            yield self._gauge("penstock:answer_cache_bytes", ANSWER_CACHE_BYTES, measured.answer_cache.bytes)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=LABELS)
@@ -177,6 +189,12 @@ class EngineMetrics(Collector):
         for name, (source, text) in COUNTERS.items():
             family = CounterMetricFamily(name, text, labels=LABELS)
             family.add_metric(self._labels, getattr(measured, source))
+            yield family
+
+    def _answer_cache(self, used: AnswerCacheUse) -> Iterator[Metric]:
+        for name, (source, text) in ANSWER_CACHE_COUNTERS.items():
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            family.add_metric(self._labels, getattr(used, source))
             yield family
 
     def _labelled_counters(self, measured: Measurements) -> Iterator[Metric]:

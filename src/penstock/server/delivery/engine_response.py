@@ -43,6 +43,7 @@ class EngineResponse(Response):
         It ends early if the client disconnects, the server shuts down, or another connection resumes the stream.
         """
         writer, account = ResponseWriter(send), account_of(scope)
+        writer.headers = self._outputs.headers
         account.parsed, account.outputs = self._parsed, self._outputs
         try:
             async with self._streams.reading(self._parsed.id):

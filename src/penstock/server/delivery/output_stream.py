@@ -13,6 +13,7 @@ from itertools import chain, repeat
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import (
+    CacheLookup,
     ChoiceDelta,
     ChoiceFinished,
     Embedding,
@@ -31,6 +32,8 @@ from penstock.server.delivery.turns import take_in_turns
 
 __all__ = ["OutputStream", "Transcript"]
 
+ANSWER_CACHE_HEADER = "x-penstock-answer-cache"
+
 
 class OutputStream:
     """The outputs of a parsed request as one stream. Owned by the one task that answers.
@@ -40,6 +43,7 @@ class OutputStream:
         timings: of the same prompts together.
         sent_tokens: number of tokens passed on so far.
         finish_reasons: reasons of the choices that have ended.
+        headers: of the response, as far as they are known; complete before the first output is passed on.
         certificate: of the answer, if it is wanted and complete; else "".
         vectors: prompt index -> its embedding, as `Embedding.vector`.
         prompts: prompt index -> its tokens, if they were requested and have come.
@@ -51,10 +55,12 @@ class OutputStream:
         self.timings = UNTIMED
         self.sent_tokens = 0
         self.finish_reasons: list[str] = []
+        self.headers: dict[str, str] = {}
         self.certificate = ""
         self.vectors: dict[int, bytes] = {}
         self.prompts: dict[int, PromptTokens] = {}
         self.kept: Transcript | None = None
+        self._ages: list[float | None] = []
         self._live = live
         self._parsed = parsed
         self._unfinished = len(parsed.requests)
@@ -130,6 +136,8 @@ class OutputStream:
             case PromptTokens():
                 self.prompts[index] = output
                 return [_echo(output, first + choice, request) for choice in range(request.n if request.echo else 0)]
+            case CacheLookup(age):
+                self._note_lookup(age)
             case Embedding(vector):
                 self.vectors[index] = vector
             case RequestFinished():
@@ -140,6 +148,17 @@ class OutputStream:
                 self._add(output.usage, output.timings)
                 raise output.error
         return ()
+
+    def _note_lookup(self, age: float | None) -> None:
+        """Say where the answer comes from, once that is known of every prompt."""
+        self._ages.append(age)
+        if len(self._ages) < len(self._parsed.requests):
+            return
+        found = [each for each in self._ages if each is not None]
+        hit = len(found) == len(self._ages)
+        self.headers[ANSWER_CACHE_HEADER] = "hit" if hit else "miss"
+        if hit:
+            self.headers["age"] = str(int(max(found)))
 
     def _note(self, output: ChoiceDelta | ChoiceFinished) -> None:
         if self.kept is not None:

@@ -21,7 +21,7 @@ from penstock.contract.limits import RequestLimits
 from penstock.contract.memory_budget import MemoryBudget
 from penstock.contract.model import ModelCard
 from penstock.contract.ports import EngineClient
-from penstock.contract.request import ChatPrompt, EngineRequest
+from penstock.contract.request import AnswerCaching, ChatPrompt, EngineRequest
 from penstock.server.delivery.changing_lines import normalized
 from penstock.server.delivery.deliveries import Delivery
 from penstock.server.delivery.engine_response import EngineResponse
@@ -31,6 +31,7 @@ from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.streams import Streams
 from penstock.server.http.access import Access
 from penstock.server.http.body import read_json
+from penstock.server.http.cache_control import answer_caching
 from penstock.server.http.caller import Caller, caller_of
 from penstock.server.http.compat import EXTRA_HEADERS, parse_leniently
 from penstock.server.http.own_timeout import own_timeout
@@ -39,6 +40,8 @@ __all__ = ["Clients", "Parse", "Serving", "bound", "read_body_of"]
 
 NOTHING_LEFT = 204
 """Tells a reader of events not to reconnect (WHATWG HTML, section "Server-sent events")."""
+
+ANY_CACHING = AnswerCaching()
 
 T = TypeVar("T")
 Clients = Callable[[], Sequence[EngineClient]]
@@ -128,7 +131,8 @@ class Serving:
         parsed, done = self.normalize(parsed)
         if done:
             http_request.scope.setdefault(EXTRA_HEADERS, {})["x-normalized"] = ", ".join(done)
-        return bound(self.adapted(parsed), caller, seconds)
+        caching = answer_caching(http_request.headers)
+        return bound(self.adapted(parsed), caller, seconds, caching)
 
     def adapted(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request with the adapter that it names in place of the model, if it names one."""
@@ -169,7 +173,11 @@ async def read_body_of(
     return parse_leniently(body, parse, access.limits.max_ignored_params, http_request.scope)
 
 
-def bound(parsed: ParsedRequest, caller: Caller, max_seconds: float = 0.0) -> ParsedRequest:
+def bound(
+    parsed: ParsedRequest, caller: Caller, max_seconds: float = 0.0, caching: AnswerCaching = ANY_CACHING
+) -> ParsedRequest:
     """Bind a request to a caller; without `max_seconds` it may take as long as the server allows."""
-    requests = tuple(replace(caller.bind(each), max_seconds=max_seconds) for each in parsed.requests)
+    requests = tuple(
+        replace(caller.bind(each), max_seconds=max_seconds, answer_caching=caching) for each in parsed.requests
+    )
     return replace(parsed, requests=requests, concurrent=caller.concurrent)

@@ -18,11 +18,13 @@ class ResponseWriter:
 
     Attributes:
         before: awaited before each message is sent, if set.
+        headers: sent beside the response's own; what is in it when the response starts.
     """
 
     def __init__(self, send: Send) -> None:
         self.started = False
         self.before: Callable[[], Awaitable[None]] | None = None
+        self.headers: Mapping[str, str] = {}
         self._sink = send
 
     async def start(self, headers: Mapping[str, str]) -> None:
@@ -30,8 +32,7 @@ class ResponseWriter:
         if self.started:
             return
         self.started = True
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send({"type": "http.response.start", "status": 200, "headers": _raw({**headers, **self.headers})})
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the body; waits while the client does not read."""
@@ -44,7 +45,7 @@ class ResponseWriter:
     async def respond(self, response: Response) -> None:
         """Send a complete response instead."""
         self.started = True
-        headers = response.raw_headers
+        headers = [*response.raw_headers, *_raw(self.headers)]
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await self._send({"type": "http.response.body", "body": response.body, "more_body": False})
 
@@ -52,3 +53,7 @@ class ResponseWriter:
         if self.before is not None:
             await self.before()
         await self._sink(message)
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
