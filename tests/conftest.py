@@ -39,6 +39,7 @@ LENDERS = (
     "store",
     "kv_events",
     "fleet",
+    "latency",
 )
 """Rooms whose tests lend something to others."""
 
