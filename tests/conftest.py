@@ -41,6 +41,7 @@ LENDERS = (
     "kv_events",
     "certificates",
     "fleet",
+    "latency",
 )
 """Rooms whose tests lend something to others."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from latency_harness import BETWEEN, parts_of, timed
@@ -57,7 +58,7 @@ def test_parts_sum_to_the_wall_time_and_are_found_again_in_the_record(tmp_path, 
             assert life.ended is not None
             assert life.tiles[0].began == pytest.approx(life.arrived)
             assert life.tiles[-1].ended == pytest.approx(life.ended, abs=RECORDED)
-            for tile, following in zip(life.tiles, life.tiles[1:], strict=False):
+            for tile, following in pairwise(life.tiles):
                 assert tile.ended == pytest.approx(following.began, abs=1e-7)
     for name in ("queue", "prompt", "decode", "engine"):
         assert any(getattr(parts, name) for parts in told.values())

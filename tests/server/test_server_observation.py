@@ -23,7 +23,7 @@ from server_harness import CARD, LIMITS
 
 from penstock.contract.errors import ConfigError, EngineDead
 from penstock.contract.events import RequestFinished, Usage
-from penstock.contract.measurements import Timings
+from penstock.contract.measurements import PARTS, LatencyParts, Timings
 from penstock.contract.request import EngineRequest, TextPrompt
 from penstock.contract.server_config import ServerConfig
 from penstock.server import create_app
@@ -385,3 +385,24 @@ def test_every_endpoint_says_on_whose_behalf(watched, path, fields):
     assert watched.http.post(path, json=fields).status_code == 200
     watched.record()
     assert watched.exporter.get_finished_spans()[-1].attributes["enduser.id"] == "u7"
+
+
+def test_a_span_has_the_parts_of_its_time_and_they_sum_to_it(watched):
+    parts = LatencyParts(
+        queue=0.5, queue_for=(("no_slot", 0.5),), other_prompts=0.25, decode=2.0, behind=("another/0",)
+    )
+    life = Timings(1.0, 1.5, 2.0, 3.75, 3.75, parts=parts)  # by another clock than the server's
+    watched.engine.script = always(delta("Hi"), stop(), RequestFinished(Usage(9, 2), life))
+    watched.chat()
+    record = watched.record()
+    (span,) = watched.exporter.get_finished_spans()
+    told = {
+        name.removeprefix("penstock.latency."): value
+        for name, value in span.attributes.items()
+        if name.startswith("penstock.latency.")
+    }
+    assert told.pop("queue_for.no_slot") == 0.5
+    assert set(told) == set(PARTS)
+    assert (told["queue"], told["other_prompts"], told["decode"]) == (0.5, 0.25, 2.0)
+    assert sum(told.values()) == pytest.approx(max(record.seconds, parts.total))
+    assert "another" not in span.to_json()
