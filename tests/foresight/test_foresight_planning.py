@@ -156,7 +156,20 @@ def test_plan_says_the_limit_and_the_best_option(tmp_path, calibrated, monkeypat
     few = ("--max-num-batched-tokens 128", "a second machine, requests in turn")
     monkeypatch.setattr(planning, "variants", lambda machine: {name: variants(machine)[name] for name in few})
     target = tmp_path / "plan.json"
-    arguments = ["plan", "tiny", "--slo", "ttft=2s", "--requests", "20", "--seeds", "1", "--jobs", "1"]
+    arguments = [
+        "plan",
+        "tiny",
+        "--workload",
+        "long",
+        "--slo",
+        "ttft=5s",
+        "--requests",
+        "20",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+    ]
     done = penstock(*arguments, "--json", str(target), "--", "--threads", "2")
     assert done.returncode == 0, done.stderr
     assert calibrated == [("tiny", ("--no-speculate", "--threads", "2"))]
