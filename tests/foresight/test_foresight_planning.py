@@ -19,8 +19,9 @@ from penstock.bench.workload import Call
 from penstock.contract.errors import ConfigError
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.step_time import StepTimes
+from penstock.foresight import planning
 from penstock.foresight.calibration import Calibration, Driven, Way, way_of
-from penstock.foresight.planning import Machine, Question, at_rate, find_limit, parse_slo, variants
+from penstock.foresight.planning import Machine, Question, at_rate, find_limit, find_limits, parse_slo, variants
 from penstock.foresight.plot import draw_plan, plotting
 from penstock.foresight.recorded import RecordedRun, read_record
 from penstock.foresight.step_costs import CostLearner
@@ -89,6 +90,13 @@ def test_what_cannot_be_held_has_the_limit_0(machine):
     assert nothing.rate == (0.0, 0.0, 0.0)
 
 
+def test_several_processes_find_the_same_limits(question, machine, limit):
+    machines = {"one": machine, "two": dataclasses.replace(machine, replicas=2)}
+    quick = dataclasses.replace(question, requests=20)
+    alone, together = (dict(find_limits(quick, machines, [0], limit.rate.value, jobs)) for jobs in (1, 2))
+    assert alone == together
+
+
 def test_the_way_to_the_engine_counts(question, machine, limit):
     far = dataclasses.replace(machine, way=Way(0.2, 0.2, 0.2))
     assert find_limit(question, far, range(2), limit.rate.value).rate.value < limit.rate.value
@@ -131,7 +139,9 @@ def test_the_way_is_measured_between_the_client_and_the_record(measured):
     assert (way.there, way.back, way.end) == pytest.approx((0.02, 0.003, 0.004))
 
 
-def test_plan_says_the_limit_and_the_best_option(tmp_path, monkeypatch, measured):
+@pytest.fixture
+def calibrated(monkeypatch, measured) -> list[tuple[str, tuple[str, ...]]]:
+    """`penstock plan` finds `measured`; the models and options for which it asked."""
     calls = []
 
     def calibrate(model, options, folder, seconds, **_):
@@ -139,16 +149,42 @@ def test_plan_says_the_limit_and_the_best_option(tmp_path, monkeypatch, measured
         return Calibration(measured, NO_WAY, kept=True)
 
     monkeypatch.setattr("penstock.foresight.calibration.calibrate", calibrate)
+    return calls
+
+
+def test_plan_says_the_limit_and_the_best_option(tmp_path, calibrated, monkeypatch):
+    few = ("--max-num-batched-tokens 128", "a second machine, requests in turn")
+    monkeypatch.setattr(planning, "variants", lambda machine: {name: variants(machine)[name] for name in few})
     target = tmp_path / "plan.json"
-    arguments = ["plan", "tiny", "--slo", "ttft=2s", "--requests", "20", "--seeds", "1", "--json", str(target)]
-    done = penstock(*arguments, "--", "--threads", "2")
+    arguments = [
+        "plan",
+        "tiny",
+        "--workload",
+        "long",
+        "--slo",
+        "ttft=5s",
+        "--requests",
+        "20",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    done = penstock(*arguments, "--json", str(target), "--", "--threads", "2")
     assert done.returncode == 0, done.stderr
-    assert calls == [("tiny", ("--no-speculate", "--threads", "2"))]
+    assert calibrated == [("tiny", ("--no-speculate", "--threads", "2"))]
     assert "this machine holds" in done.stdout
     assert "a second machine, requests in turn" in done.stdout
     record = json.loads(target.read_text())
     assert record["limit"]["rate"][0] > 0
     assert len(record["curve"]) == 6
+
+
+def test_plan_says_what_clients_see_alone_where_nothing_holds(calibrated):
+    done = penstock("plan", "tiny", "--slo", "ttft=1ms", "--requests", "20", "--seeds", "1", "--no-options")
+    assert done.returncode == 0, done.stderr
+    assert "does not hold it at any rate; of requests that come one by one" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("0.01 ")
 
 
 def test_plan_refuses_what_it_does_not_know(tmp_path):

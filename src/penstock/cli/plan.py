@@ -10,7 +10,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from penstock.bench.machine import provenance
+from penstock.bench.machine import cpus, provenance
 from penstock.cli.bench_report import json_option, report
 from penstock.cli.sections import complete_model
 from penstock.contract.errors import ConfigError
@@ -19,6 +19,9 @@ __all__ = ["command"]
 
 _CURVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
 """Rates at which latencies are told, as multiples of the limit."""
+
+_SELDOM = 0.01
+"""Requests a second, of which hardly two meet: the rate at which latencies are told if no rate holds."""
 
 
 @click.command("plan")
@@ -45,11 +48,12 @@ _CURVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
 @click.option(
     "--requests",
     type=click.IntRange(20),
-    default=300,
+    default=200,
     show_default=True,
     help="Requests of a simulated day; of a file, the first so many.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True, help="Simulated days for each answer.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Simulated days for each answer.")
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes that simulate at once; 0: one a processor.")
 @click.option(
     "--options/--no-options",
     "compares",
@@ -110,7 +114,8 @@ def command(model: str, serve_options: tuple[str, ...], target: Path | None, **o
         "seeds": options["seeds"],
         "calibration": {"steps": measured.run.steps, "seconds": measured.run.seconds, "kept": measured.kept},
     }
-    record |= _answers(question, machine, range(options["seeds"]), options["compares"])
+    others = planning.variants(machine) if options["compares"] else {}
+    record |= _answers(question, machine, others, range(options["seeds"]), options["jobs"] or cpus())
     if pyplot is not None:
         draw_plan(record, plot, pyplot)
     report(_table(record), record, target)
@@ -130,21 +135,20 @@ def _workload(named: str, requests: int) -> Any:
     return workload
 
 
-def _answers(question: Any, machine: Any, seeds: Sequence[int], compares: bool) -> dict[str, Any]:
-    """The limit, what clients see around it, and the limits of other options."""
+def _answers(question: Any, machine: Any, others: dict[str, Any], seeds: Sequence[int], jobs: int) -> dict[str, Any]:
+    """The limit, what clients see around it, and the limits of other machines."""
     from penstock.foresight import planning
 
-    others = planning.variants(machine) if compares else {}
     with tqdm(desc="Simulating", total=2 + len(others), leave=False, disable=None) as bar:
         limit = planning.find_limit(question, machine, seeds)
         bar.update()
         rate = limit.rate.value
-        rates = [rate * factor for factor in _CURVE] if rate else []
+        rates = [rate * factor for factor in _CURVE] if rate else [_SELDOM]
         curve = [{"rate": each, "latencies_ms": planning.at_rate(question, machine, each, seeds)} for each in rates]
         bar.update()
         found = {}
-        for name, other in others.items():
-            found[name] = planning.find_limit(question, other, seeds, rate)
+        for name, other in planning.find_limits(question, others, seeds, rate, jobs):
+            found[name] = other
             bar.update()
     return {
         "limit": _plain(limit),
@@ -171,29 +175,30 @@ def _table(record: dict[str, Any]) -> str:
     goals = ", ".join(f"{name} within {bound:g} ms" for name, bound in record["goals_ms"].items())
     limit = record["limit"]
     lines = [f"{record['workload']}: p{record['quantile']:g} of {goals}"]
-    if not limit["rate"][0]:
-        return "\n".join([*lines, "this machine does not hold it at any rate"])
-    lines.append(
-        f"this machine holds {_interval(limit['rate'])} requests/s, {_interval(limit['streams'])} streams at once"
-    )
-    names = ["p50", f"p{record['quantile']:g}"]
-    lines += [
-        "",
-        f"{'requests/s':<12}" + "".join(f"{goal + ' ' + name:>12}" for goal in record["goals_ms"] for name in names),
-    ]
+    if limit["rate"][0]:
+        streams = f"{_interval(limit['streams'])} streams at once"
+        lines.append(f"this machine holds {_interval(limit['rate'])} requests/s, {streams}")
+    else:
+        lines.append("this machine does not hold it at any rate; of requests that come one by one clients see")
+    names = [(goal, name) for goal in record["goals_ms"] for name in ("p50", f"p{record['quantile']:g}")]
+    lines += ["", f"{'requests/s':<12}" + "".join(f"{' '.join(each):>12}" for each in names)]
     for each in record["curve"]:
-        values = [each["latencies_ms"][goal].get(name) for goal in record["goals_ms"] for name in names]
-        lines.append(
-            f"{each['rate']:<12.2f}" + "".join(f"{'-' if not of else format(of[0], '.1f'):>12}" for of in values)
-        )
-    if record["others"]:
-        lines += ["", f"{'with':<42}{'requests/s':>24}{'times the limit':>26}"]
-        ranked = sorted(record["others"].items(), key=lambda item: -item[1]["rate"][0])
-        lines += [
-            f"{name:<42}{_interval(of['rate']):>24}{_interval(of['times'] or [0.0] * 3):>26}" for name, of in ranked
-        ]
-        lines += ["", _advice(ranked)]
-    return "\n".join(lines)
+        values = [each["latencies_ms"][goal].get(name) for goal, name in names]
+        shown = "".join(f"{'-' if not of else format(of[0], '.1f'):>12}" for of in values)
+        lines.append(f"{each['rate']:<12.2f}{shown}")
+    return "\n".join([*lines, *_other_lines(record["others"])])
+
+
+def _other_lines(others: dict[str, dict[str, Any]]) -> list[str]:
+    """What other options, more memory and a second machine hold, the most first."""
+    if not others:
+        return []
+    ranked = sorted(others.items(), key=lambda item: -item[1]["rate"][0])
+    lines = ["", f"{'with':<42}{'requests/s':>24}{'times the limit':>26}"]
+    for name, of in ranked:
+        times = _interval(of["times"]) if of["times"] else "-"
+        lines.append(f"{name:<42}{_interval(of['rate']):>24}{times:>26}")
+    return [*lines, "", _advice(ranked)]
 
 
 def _advice(ranked: Sequence[tuple[str, dict[str, Any]]]) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from typing import Any
 
 from penstock.contract.errors import ConfigError
@@ -25,7 +27,19 @@ from penstock.foresight.fleet import Chooser, InTurn, Routed
 from penstock.foresight.step_costs import StepCosts
 from penstock.foresight.workloads import DRAWN, Drawn, Workload
 
-__all__ = ["Goals", "Limit", "Machine", "Question", "at_rate", "drawn", "find_limit", "parse_slo", "spread", "variants"]
+__all__ = [
+    "Goals",
+    "Limit",
+    "Machine",
+    "Question",
+    "at_rate",
+    "drawn",
+    "find_limit",
+    "find_limits",
+    "parse_slo",
+    "spread",
+    "variants",
+]
 
 _GOALS = ("ttft", "itl", "e2e")
 _UNITS = {"ms": 1e-3, "s": 1.0}
@@ -146,6 +160,28 @@ def find_limit(question: Question, machine: Machine, seeds: Sequence[int], near:
         rates.append(rate)
         streams.append(stream)
     return Limit(tuple(rates), tuple(streams))
+
+
+def find_limits(
+    question: Question, machines: Mapping[str, Machine], seeds: Sequence[int], near: float, jobs: int
+) -> Iterator[tuple[str, Limit]]:
+    """The limits of several machines by name, as they are found.
+
+    Args:
+        question: what is asked.
+        machines: of what, by name.
+        seeds: of simulated days.
+        near: a rate to begin with.
+        jobs: processes that simulate at once; 1 for this one alone.
+    """
+    if jobs == 1:
+        for name, machine in machines.items():
+            yield name, find_limit(question, machine, seeds, near)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:  # threads may run here: no fork
+        names = {pool.submit(find_limit, question, machine, seeds, near): name for name, machine in machines.items()}
+        for done in as_completed(names):
+            yield names[done], done.result()
 
 
 def _limit(question: Question, machine: Machine, seed: int, near: float) -> tuple[float, float]:
@@ -269,13 +305,12 @@ def variants(machine: Machine) -> dict[str, Machine]:
         if changed != config:
             found[name] = replace(machine, config=changed)
 
-    for seqs in (16, 32, 128):
+    for seqs in (32, 128):
         other(f"--max-num-seqs {seqs}", max_num_seqs=seqs)
-    for milliseconds in (50, 200, 0):
+    for milliseconds in (50, 200):
         other(f"--step-target-ms {milliseconds}", step_target_ms=milliseconds)
     for tokens in (128, 512):
         other(f"--max-num-batched-tokens {tokens}", max_num_batched_tokens=tokens)
-    other("half the KV memory", num_blocks=config.num_blocks // 2)
     other("twice the KV memory", num_blocks=config.num_blocks * 2)
     found["a second machine, requests in turn"] = replace(machine, replicas=2)
     found["a second machine, requests by prefix"] = replace(machine, replicas=2, routed=True)
