@@ -98,6 +98,7 @@ def kept_times(cache_dir: Path, facts: RunnerFacts) -> KeptTimes:
         "processor": processor_name(),
         "cpus": cpus(),
         "device": config.device,
+        "instruction_set": "" if facts.contract is None else facts.contract.instruction_set,
         "threads": config.threads,
         "ranks": config.tensor_parallel,
         "linear_kernels": config.linear_kernels,
