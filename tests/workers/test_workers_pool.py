@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,23 @@ def test_a_worker_that_is_stopped_says_nothing_of_the_order(monkeypatch):
     with pytest.raises(Unavailable, match="lost twice"):
         stopped.ask(["signal", signal.SIGSTOP], SECONDS)
     assert stopped.pids == ()
+
+
+def test_a_worker_that_gets_little_processor_time_is_waited_for(monkeypatch):
+    """As on a machine where others compute: it got some between two looks, and is not lost."""
+    looks = count()
+    monkeypatch.setattr("penstock.workers.process._processor_seconds", lambda pid: next(looks))
+    slow = toys(wall_seconds=0.05)
+    slow.ask(["sleep", 0.5], SECONDS)
+    assert next(looks) > 5, "it was looked at again and again"
+    slow.close()
+
+
+def test_a_worker_that_waits_for_ever_is_lost():
+    waiting = toys(wall_seconds=0.5)
+    with pytest.raises(Unavailable, match="lost twice"):
+        waiting.ask(["sleep", 1000], SECONDS)
+    assert waiting.pids == ()
 
 
 def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_order(pool, monkeypatch):

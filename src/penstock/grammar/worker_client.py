@@ -13,14 +13,15 @@ __all__ = ["CPU_SECONDS", "WorkerClient"]
 
 CPU_SECONDS = 2.0
 WALL_SECONDS = 20.0
+"""How long a worker may get no processor time before it counts as lost."""
 TOO_COSTLY = Verdict(error="the grammar takes too much time or memory to compile", code="grammar_too_complex")
 
 
 class WorkerClient:
     """Has grammars judged, by as many processes as threads ask at once.
 
-    A process that exceeds its limits proves the grammar too costly. One that was killed, or did not answer in time
-    although its CPU time is limited, proves nothing about it.
+    A process that exceeds its limits proves the grammar too costly. One that was killed, or stands still, proves
+    nothing about it.
     """
 
     def __init__(self, vocabulary: Vocabulary, wall_seconds: float = WALL_SECONDS) -> None:

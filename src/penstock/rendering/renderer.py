@@ -24,7 +24,7 @@ SECONDS = 0.25
 SECONDS_PER_CHAR = 0.25e-6
 """CPU time added for each character that may be written; their number grows with what the caller sent."""
 WALL_SECONDS = 20.0
-"""How long to wait for an answer, on a machine that has other things to do."""
+"""How long a worker may get no processor time before it counts as lost."""
 PROCESSES = 4
 PROCESSES_OF_A_KEY = 2
 MOST_WAITING, MOST_WAITING_OF_A_KEY = 64, 24

@@ -24,7 +24,8 @@ class WorkerPool:
         what: what the workers do, for errors: "compiles grammars".
         program: arguments of the Python interpreter.
         hello: a JSON value for each worker's `begin`.
-        wall_seconds: time limit per order, a last resort: its CPU time is limited, but a stopped process uses none.
+        wall_seconds: how long a worker with an order may get no processor time, a last resort: what it uses is limited,
+            but a stopped process uses none.
     """
 
     def __init__(self, what: str, program: Sequence[str], hello: Any = None, *, wall_seconds: float) -> None:

@@ -7,9 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from penstock.workers.child import OUT_OF_MEMORY
 
@@ -40,7 +40,7 @@ class Exceeded(Exception):
 
 
 class Lost(Exception):
-    """The worker was killed from outside, or does not answer though its CPU time is limited: no fault of the order."""
+    """The worker was killed from outside, or stands still: no fault of the order, whose processor time is limited."""
 
 
 class WorkerProcess:
@@ -62,6 +62,7 @@ class WorkerProcess:
             except BaseException:
                 self._stream.close()
                 raise
+        self._used: float | None = None  # processor time, when it was last looked at
         self._unsent = hello  # sent with the first order, so that nobody waits for the start
 
     @property
@@ -80,19 +81,20 @@ class WorkerProcess:
         Args:
             order: JSON without line breaks.
             seconds: CPU time that it may take.
-            wall_seconds: how long to wait for the answer, on a machine that has other things to do.
+            wall_seconds: how long it may get no processor time: it is stopped then, or waits for ever. One that merely
+                gets little, on a machine that has other things to do, goes on.
 
         Raises:
             Exceeded: the order takes more time or memory than it may.
-            Lost: the worker was killed, or is far too slow.
+            Lost: the worker was killed, or stands still.
         """
-        deadline = time.monotonic() + wall_seconds
+        self._stream.settimeout(wall_seconds)
+        self._used = _processor_seconds(self.pid)
         try:
-            self._wait_until(deadline)
-            self._stream.sendall(self._unsent + f"{seconds} ".encode() + order + b"\n")
+            self._send(self._unsent + f"{seconds} ".encode() + order + b"\n")
             self._unsent = b""
-            answer = self._receive(deadline)
-        except OSError:  # the worker is gone, or too slow
+            answer = self._receive()
+        except OSError:  # the worker is gone, or stands still
             answer = b""
         if answer.endswith(b"\n"):
             return answer
@@ -108,18 +110,33 @@ class WorkerProcess:
         self._process.wait()
         self._stream.close()
 
-    def _receive(self, deadline: float) -> bytes:
+    def _send(self, data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._stream.send(left) :]
+            except TimeoutError:
+                self._check_progress()
+
+    def _receive(self) -> bytes:
         """One line, or the part of it that came before the process ended."""
         parts: list[bytes] = []
         while not parts or not parts[-1].endswith(b"\n"):
-            self._wait_until(deadline)
-            parts.append(self._stream.recv(_READ_BYTES))
+            try:
+                parts.append(self._stream.recv(_READ_BYTES))
+            except TimeoutError:
+                self._check_progress()
+                continue
             if not parts[-1]:
                 break
         return b"".join(parts)
 
-    def _wait_until(self, deadline: float) -> None:
-        self._stream.settimeout(max(deadline - time.monotonic(), 0.001))
+    def _check_progress(self) -> None:
+        """Raise `TimeoutError` if the process got no processor time since the last check, or nobody knows."""
+        used = _processor_seconds(self.pid)
+        if used is None or used == self._used:
+            raise TimeoutError
+        self._used = used
 
     def _why(self) -> Exception:
         try:
@@ -130,6 +147,16 @@ class WorkerProcess:
             return Lost("was killed")
         budgets = {-signal.SIGPROF: Budget.TIME, OUT_OF_MEMORY: Budget.MEMORY}
         return Exceeded(budgets.get(status, Budget.UNKNOWN))
+
+
+def _processor_seconds(pid: int) -> float | None:
+    """Processor time that a process has used, in steps of 10 ms; None where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    user, system = stat.rpartition(")")[2].split()[11:13]  # behind the name, which may hold anything
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _started(program: Sequence[str], stream: socket.socket) -> subprocess.Popen[bytes]:
