@@ -199,7 +199,7 @@ def test_a_record_says_when_it_happened_and_replays_the_same():
     lines = small_trace()
     again = replay([trace.stamped(line, number / 8) for number, line in enumerate(lines)])
     assert again.same
-    assert again == replay(lines)
+    assert dataclasses.replace(again, seconds=0.0) == replay(lines)
 
 
 @pytest.mark.parametrize("at", ['"noon"', "true", "[1]"])

@@ -13,6 +13,7 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -141,9 +142,12 @@ def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterato
     """
     command = [sys.executable, "-m", "penstock", "serve", model, *options]
     command += ["--host", "127.0.0.1", "--port", "0", "--record", str(record), "--served-model-name", _NAME]
-    with subprocess.Popen(  # noqa: S603 (ourselves, with what the caller wants of us)
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with (
+        _sigterm_raises(),
+        subprocess.Popen(  # noqa: S603 (ourselves, with what the caller wants of us)
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
         reader = _ServerOutput(process)
         try:
             yield f"{reader.url()}/v1"
@@ -153,6 +157,19 @@ def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterato
                 process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit, so that a server is ended before this process is."""
+    if threading.current_thread() is not threading.main_thread():  # other threads get no signals
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 class _ServerOutput:
