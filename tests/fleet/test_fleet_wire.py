@@ -35,7 +35,7 @@ from penstock.contract.events import (
     Usage,
 )
 from penstock.contract.grammar import Grammar, GrammarKind
-from penstock.contract.measurements import Timings
+from penstock.contract.measurements import LatencyParts, Timings
 from penstock.contract.tools import CallPiece, ReasoningUse, ReplyRules, Tool, ToolUse
 from penstock.fleet import ReplicaLost
 from penstock.fleet.wire import read_outputs, read_request, write_error, write_outputs, write_request
@@ -56,7 +56,9 @@ deltas = st.builds(
     *(st.lists(calls, max_size=2).map(tuple), ids),
 )
 usages = st.builds(Usage, ids, ids, ids, ids)
-timings = st.builds(Timings, *(st.floats(0, 1e6),) * 5, ids, ids)
+waits = st.lists(st.tuples(st.text(max_size=5), st.floats(0, 1e3)), max_size=2).map(tuple)
+parts = st.builds(LatencyParts, queue=st.floats(0, 1e3), queue_for=waits, behind=st.tuples(st.text(max_size=5)))
+timings = st.builds(Timings, *(st.floats(0, 1e6),) * 5, ids, ids, parts)
 outputs = st.lists(
     deltas
     | st.builds(ChoiceFinished, ids, st.sampled_from(FinishReason), st.none() | ids | st.text(max_size=3))
