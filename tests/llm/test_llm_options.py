@@ -67,6 +67,7 @@ HTTP = {
     "lora_dir": "adapters",
     "scheduling_policy": "priority",
     "memory_limit": 64 << 20,
+    "keep_step_times": False,
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_replay": "tcp://127.0.0.1:5558",
     "kv_events_topic": "kv@",

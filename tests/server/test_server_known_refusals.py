@@ -174,6 +174,7 @@ def test_a_body_that_comes_in_pieces_or_brings_a_second_request(repeated: list[b
     with connected(full) as sock:
         answer(sock, request())
         sock.sendall(request()[:-5])
+        full.http.get("/health")  # the loop that answers has read what was sent before
         assert b" 429 " in answer(sock, request()[-5:])[:20]
         sock.sendall(request() + request())
         seen = b""
