@@ -69,6 +69,7 @@ def test_two_servers_do_not_share_a_journal(folders, tmp_path):
         pass
 
 
+@pytest.mark.deep
 def test_each_model_is_profiled_for_itself(folders, tmp_path):
     models = [str(folders[name]) for name in ("first", "second")]
     with serving(*models, "--profile-dir", str(tmp_path)) as (url, _):

@@ -199,6 +199,7 @@ def test_a_machine_of_which_nothing_is_known_takes_no_time():
 
 
 @pytest.mark.model
+@pytest.mark.deep
 def test_a_server_is_measured_once_and_kept(tmp_path):
     from penstock.foresight.calibration import calibrate
 

@@ -63,7 +63,7 @@ def greedy(target: Target, count: int = 40) -> list[tuple[int, ...]]:
     return [run_alone(target, request).tokens for request in requests]
 
 
-@pytest.mark.one_in(6)  # in make test; each takes 25 s where ranks share a processor
+@pytest.mark.deep  # each takes 20 s where ranks share a processor; test_models_dividing compares without processes
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_are_exact_and_answer_in_float32_what_one_process_does(models, family):
     with opened(config_of(models[family], ranks=1)) as (_, alone):
