@@ -26,6 +26,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return write_models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.deep  # test_e2e_kept_answers does the same with one model
 def test_streams_and_stored_answers_of_every_model_survive_the_server(folders, tmp_path):
     models = [str(folders[name]) for name in FAMILIES]
     journal = ("--journal", str(tmp_path / "journal"))

@@ -55,6 +55,7 @@ def ranks_of(pid: int) -> list[int]:
     return [runner, *others]
 
 
+@pytest.mark.deep  # 20 s, as ranks share a processor; test_ranks_exact ends one rank in make test
 def test_streams_go_on_to_the_bit_while_ranks_are_killed(tmp_path):
     (tmp_path / "model").mkdir()
     model = write_lettered(tmp_path / "model", "llama", "wide_heads_untied")
