@@ -18,6 +18,7 @@ from peers.install import ISAS, install_peer, read_sources
 from peers.process import FROM_FOLDER
 from penstock.bench.limits import limits_line
 from penstock.bench.machine import load_average, provenance
+from penstock.bench.plotting import SUFFIXES, check_suffix, plotting
 from penstock.bench.variants import VARIANTS, variant_name
 from penstock.cli import run
 from penstock.cli.bench import LEFT_OUT, LIMITS, REPEATS, STREAMS, measured_limits
@@ -81,7 +82,7 @@ SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     "picture",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
-    help=f"Draw the result here; the suffix decides the format: {', '.join(plot.SUFFIXES)}.",
+    help=f"Draw the result here; the suffix decides the format: {', '.join(SUFFIXES)}.",
 )
 @config_options(EngineConfig, leave_out=LEFT_OUT | {"record"})
 @click.pass_context
@@ -107,11 +108,11 @@ def command(
     """Measure Penstock and other engines on MODEL, in turns, each at its best flags: medians, ratios, spread."""
     (config,) = build_configs(context, EngineConfig)
     if picture is not None:
-        plot.check_suffix(picture)
+        check_suffix(picture)
     sources = read_sources(given_sources)
     if sources and not install:
         raise ConfigError("peer-source", "builds a peer only with --install")
-    pyplot = plot.plotting() if picture is not None else None
+    pyplot = plotting() if picture is not None else None
     from penstock.exec.device import compute_threads, set_torch_threads
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull

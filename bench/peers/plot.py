@@ -8,16 +8,11 @@ background can be read on white and on black. Whiskers go from the worst round t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from penstock.contract.errors import ConfigError
-
-__all__ = ["SUFFIXES", "bars", "check_suffix", "colours", "draw", "plotting"]
-
-SUFFIXES = (".pdf", ".png", ".svg")
+__all__ = ["bars", "colours", "draw"]
 
 INK = "#808890"  # grey enough for white and for black
 OURS = (0.85, 0.33, 0.10)
@@ -25,31 +20,6 @@ HUES = ((0.20, 0.47, 0.75), (0.10, 0.60, 0.50), (0.55, 0.40, 0.75), (0.75, 0.60,
 """Red, green and blue of each engine among the peers, in order of appearance."""
 
 PHASES = (("prefill", "prompt tokens a second"), ("decode", "new tokens a second"))
-
-
-def check_suffix(target: Path) -> None:
-    """Make sure that `target` says in which format it is to be drawn.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if target.suffix not in SUFFIXES:
-        raise ConfigError("plot", f"{target} must end in one of {', '.join(SUFFIXES)}")
-
-
-def plotting() -> ModuleType:
-    """matplotlib, drawing into files only; asked for before anything is measured.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        matplotlib = import_module("matplotlib")
-    except ImportError as error:
-        raise ConfigError("plot", "needs matplotlib; run: pip install 'penstock[bench]'") from error
-    matplotlib.use("agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "font.family": "sans-serif"})
-    return import_module("matplotlib.pyplot")
 
 
 def draw(record: Mapping[str, Any], target: Path, pyplot: ModuleType) -> None:

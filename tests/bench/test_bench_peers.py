@@ -21,6 +21,7 @@ from peers.models import convert
 from peers.process import FROM_FOLDER, PROGRAMS, run
 from penstock.bench.batch import Load, Run
 from penstock.bench.limits import Limits
+from penstock.bench.plotting import SUFFIXES, check_suffix, plotting
 from penstock.contract.errors import ConfigError, EngineFault
 from penstock.contract.model import StepCost
 
@@ -565,20 +566,20 @@ def test_a_picture_is_drawn_where_matplotlib_is(setting, tmp_path):
     pytest.importorskip("matplotlib")
     stage = Stage()
     comparison = compared(setting, stage.contender("ours", [1, 2, 4]), stage.contender("peer", [1] * 3), stage=stage)
-    plot.draw(compare_record(comparison), tmp_path / "picture.svg", plot.plotting())
+    plot.draw(compare_record(comparison), tmp_path / "picture.svg", plotting())
     picture = (tmp_path / "picture.svg").read_text()
     assert all(words in picture for words in ("ours", "peer", "4 streams", "prefill: prompt tokens a second"))
 
 
 def test_the_suffix_of_a_picture_is_one_that_can_be_drawn(tmp_path):
-    for suffix in plot.SUFFIXES:
-        plot.check_suffix(tmp_path / f"picture{suffix}")
+    for suffix in SUFFIXES:
+        check_suffix(tmp_path / f"picture{suffix}")
     for name in ("picture.foo", "picture", "picture.json"):
         with pytest.raises(ConfigError, match=r"plot: .*\.svg"):
-            plot.check_suffix(tmp_path / name)
+            check_suffix(tmp_path / name)
 
 
 def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"penstock\[bench\]"):
-        plot.plotting()
+        plotting()

@@ -14,6 +14,7 @@ from command_line import only_line, penstock
 from core_harness import request
 from foresight_days import record_day
 
+from penstock.bench.plotting import plotting
 from penstock.bench.serving import Outcome
 from penstock.bench.workload import Call
 from penstock.contract.errors import ConfigError
@@ -22,7 +23,7 @@ from penstock.core.step_time import StepTimes
 from penstock.foresight import planning
 from penstock.foresight.calibration import Calibration, Driven, Way, way_of
 from penstock.foresight.planning import Machine, Question, at_rate, find_limit, find_limits, parse_slo, variants
-from penstock.foresight.plot import draw_plan, plotting
+from penstock.foresight.plot import draw_plan
 from penstock.foresight.recorded import RecordedRun, read_record
 from penstock.foresight.step_costs import CostLearner
 from penstock.foresight.workloads import Drawn, Workload

@@ -81,15 +81,16 @@ def command(model: str, serve_options: tuple[str, ...], target: Path | None, **o
     lowest and highest of several simulated days. Nothing of it counts guesses of coming tokens, which random prompts do
     not have. Options of `penstock serve` follow `--`.
     """
+    from penstock.bench.plotting import check_suffix, plotting
     from penstock.foresight import planning  # numpy is slow to import
     from penstock.foresight.calibration import calibrate
-    from penstock.foresight.plot import check_target, draw_plan, plotting
+    from penstock.foresight.plot import draw_plan
     from penstock.weights.locate import default_cache_dir
 
     goals = planning.parse_slo(options["slo"])
     plot = options["plot"]
     if plot is not None:
-        check_target(plot)
+        check_suffix(plot)
     pyplot = None if plot is None else plotting()
     question = planning.Question(
         _workload(options["workload"], options["requests"]), goals, options["quantile"], options["requests"]

@@ -6,43 +6,14 @@ matplotlib is optional (extra `bench`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from penstock.contract.errors import ConfigError
+__all__ = ["draw_plan"]
 
-__all__ = ["check_target", "draw_plan", "plotting"]
-
-SUFFIXES = (".svg", ".png", ".pdf")
 _SHOWN = {"ttft": "to the first token", "itl": "between tokens", "e2e": "end to end"}
 _COLOURS = ("#2a78d6", "#8a8a85")
-
-
-def check_target(target: Path) -> None:
-    """Make sure that a plot can be written in the format that a file's name asks for.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if target.suffix not in SUFFIXES:
-        raise ConfigError("plot", f"{target} must end in one of {', '.join(SUFFIXES)}")
-
-
-def plotting() -> ModuleType:
-    """matplotlib, drawing into files only; asked for before anything is simulated.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        matplotlib = import_module("matplotlib")
-    except ImportError as error:
-        raise ConfigError("plot", "needs matplotlib; run: pip install 'penstock[bench]'") from error
-    matplotlib.use("agg")
-    matplotlib.rcParams.update({"svg.fonttype": "none", "font.family": "sans-serif"})
-    return import_module("matplotlib.pyplot")
 
 
 def draw_plan(record: Mapping[str, Any], target: Path, pyplot: ModuleType) -> None:
