@@ -11,15 +11,14 @@ from typing import IO, TYPE_CHECKING
 import click
 from tqdm import tqdm
 
-from penstock.cli.generate import READ_AHEAD, Job, read_jobs
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
+from penstock.cli.prompt_jobs import READ_AHEAD, Job, one_prompt, prompt_options, read_jobs
 from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, RequestError
-from penstock.llm.prompts import as_chat_prompt, as_prompt
 from penstock.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ NOT_ALL = 1
 
 
 @click.command("certify", cls=SectionedCommand)
-@click.option("--prompt", "-p", "text", help="The prompt; '-' reads it from standard input.")
-@click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
+@prompt_options
 @click.option(
     "--input",
     "-i",
@@ -74,9 +72,7 @@ def command(
     if source is not None:
         jobs = read_jobs(source, given_sampling(context), chat)
     else:
-        content = sys.stdin.read() if text == "-" else str(text)
-        asked = as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content)
-        jobs = [Job("prompt", asked, given_sampling(context))]
+        jobs = [Job("prompt", one_prompt(str(text), chat), given_sampling(context))]
     with lasting_imports():
         from penstock.llm.offline import LLM  # imports torch: too slow for --help
 

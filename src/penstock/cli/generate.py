@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +13,13 @@ from tqdm import tqdm
 from penstock.cli.fallback import tell_torch_computes
 from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
+from penstock.cli.prompt_jobs import READ_AHEAD, Job, one_prompt, prompt_options, read_jobs
 from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError, InvalidParameter, RequestError
-from penstock.contract.request import Prompt, TextPrompt
-from penstock.llm.prompts import as_chat_prompt, as_prompt
+from penstock.contract.errors import ConfigError, RequestError
+from penstock.contract.request import Prompt
 from penstock.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,13 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-READ_AHEAD = 1024
-"""Prompts queued at once: enough to keep every slot busy, few enough for files of any length."""
-
 
 @click.command("generate", cls=SectionedCommand)
-@click.option("--prompt", "-p", "text", help="The prompt; '-' reads it from standard input.")
-@click.option("--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template.")
+@prompt_options
 @click.option(
     "--input",
     "-i",
@@ -83,10 +77,8 @@ def command(
         if target is not None:
             run_jobs(llm, jobs, target, adapter)
             return
-        content = sys.stdin.read() if text == "-" else str(text)
         params = sampling_params(context, llm.card.sampling_defaults)
-        asked = as_chat_prompt([{"role": "user", "content": content}]) if chat else as_prompt(content)
-        show_one(llm, asked, params, adapter)
+        show_one(llm, one_prompt(str(text), chat), params, adapter)
 
 
 def show_one(llm: LLM, asked: Prompt, params: SamplingParams, adapter: str = "") -> None:
@@ -103,75 +95,6 @@ def show_one(llm: LLM, asked: Prompt, params: SamplingParams, adapter: str = "")
     if params.n > 1:
         click.echo("\n---\n".join(choice.text for choice in final[0].outputs), nl=False)
     click.echo()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One line of the input file.
-
-    Attributes:
-        key: the line's id, or its line number.
-        sampling: sampling parameters from the command, overridden by the line's.
-        error: why the line cannot be served, with its number; "" if it can.
-    """
-
-    key: str
-    asked: Prompt
-    sampling: dict[str, Any]
-    error: str = ""
-
-
-def read_jobs(source: Path, sampling: dict[str, Any], chat: bool) -> list[Job]:
-    """Read every line of the input, before the model is loaded. An invalid request fails only its own line.
-
-    Raises:
-        ConfigError: the file cannot be read, a line is not a JSON object, or an id is used twice; names the line.
-    """
-    jobs: dict[str, Job] = {}
-    for number, record in _read_lines(source):
-        place = f"{source}:{number}"
-        key = str(record.pop("id", number))
-        try:
-            job = _job(record, key, sampling, chat)
-        except RequestError as error:
-            job = Job(key, TextPrompt(""), {}, f"line {number}: {error}")
-        if job.key in jobs:
-            raise ConfigError(place, f"the id {job.key!r} was used on an earlier line")
-        jobs[job.key] = job
-    return list(jobs.values())
-
-
-def _read_lines(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        lines = source.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("--input", f"{source} cannot be read: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{source}:{number}", f"is not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise ConfigError(f"{source}:{number}", "must be a JSON object")
-        yield number, record
-
-
-def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool) -> Job:
-    if ("prompt" in fields) == ("messages" in fields):
-        raise InvalidParameter("prompt", "give either prompt or messages")
-    if "messages" in fields:
-        asked: Prompt = as_chat_prompt(fields.pop("messages"))
-    else:
-        given = fields.pop("prompt")
-        asked = (
-            as_chat_prompt([{"role": "user", "content": given}])
-            if chat and isinstance(given, str)
-            else as_prompt(given)
-        )
-    SamplingParams.from_fields(sampling | fields)  # a mistake is told before the model is loaded
-    return Job(key, asked, sampling | fields)
 
 
 def run_jobs(llm: LLM, jobs: list[Job], target: Path, adapter: str = "") -> None:
