@@ -107,13 +107,16 @@ def test_a_slow_reader_is_the_reader(tmp_path, monkeypatch):
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\nConnection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
             client.sendall(head.encode() + data)
-            while httpx.get(f"{url}/health").json()["running"] or time.monotonic() < began + 0.2:
+            computing = began  # when something was still to be computed
+            while (asked := time.monotonic()) < began + 0.2 or httpx.get(f"{url}/health").json()["running"]:
+                computing = asked
                 time.sleep(0.01)
             time.sleep(1.0)  # it is all computed, and waits
             received = b"".join(iter(lambda: client.recv(65536), b""))
+            waited_ms = 1000 * (time.monotonic() - computing)
         events = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
         last = json.loads(events[-1])
         told = httpx.get(f"{url}/v1/requests/{last['id']}/latency").json()
     assert 1000.0 <= last["timings"]["parts_ms"]["reader"] <= told["parts_ms"]["reader"]
-    assert told["parts_ms"]["reader"] < 1500.0
+    assert told["parts_ms"]["reader"] < waited_ms
     assert told["parts_ms"]["total"] == pytest.approx(told["wall_ms"], rel=0.01)
