@@ -23,7 +23,7 @@ from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import GuessWork, Row, StepPlan
 from penstock.core.part_times import PartTimes
 
-__all__ = ["FEW", "Chunks", "Decoding", "StepTimes", "chunk_of"]
+__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of"]
 
 FEW = 4
 """Rows that a processor computes in little more time than one: it waits for the weights of all of them anyway."""
@@ -58,6 +58,22 @@ class Chunks(NamedTuple):
 
     positions: float = 0.0
     pairs: float = 0.0
+
+
+class Amounts(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        starts: where the rows that decode begin.
+        decoding: the amounts of these rows.
+        chunks: those of prompts.
+        drafts: positions of guessed tokens.
+    """
+
+    starts: list[int]
+    decoding: Decoding
+    chunks: Chunks
+    drafts: float
 
 
 _STEP = (*Decoding(1.0, 16.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
@@ -149,12 +165,27 @@ class StepTimes:
 
     def of_plan(self, plan: StepPlan) -> float:
         """Seconds that a plan takes, without a draft model's work and what it reads from a store; 0.0 while unknown."""
-        starts = [row.start for row in plan.rows if _decodes(row)]
-        return self._expected(self.decoding(starts), self._chunks_of(plan), _drafts_of(plan), starts)
+        return self.of_step(self.amounts(plan))
 
-    def _expected(self, decoding: Decoding, chunks: Chunks, drafts: float, starts: list[int]) -> float:
-        guessed = drafts * self.draft_price(starts) if drafts else 0.0
-        return self._steps.of((*decoding, *chunks)) + guessed
+    def of_step(self, step: Amounts) -> float:
+        """Seconds that a step with these amounts takes; 0.0 while unknown."""
+        return self._steps.of((*step.decoding, *step.chunks)) + self._of_drafts(step)
+
+    def _of_drafts(self, step: Amounts) -> float:
+        return step.drafts * self.draft_price(step.starts) if step.drafts else 0.0
+
+    def amounts(self, plan: StepPlan) -> Amounts:
+        """What a plan computes."""
+        starts: list[int] = []
+        positions = pairs = drafts = 0.0
+        for row in plan.rows:
+            drafts += len(row.drafts)
+            if _decodes(row):
+                starts.append(row.start)
+            elif not row.stored:
+                of = chunk_of(row.start, row.count, self.window)
+                positions, pairs = positions + of.positions, pairs + of.pairs
+        return Amounts(starts, self.decoding(starts), Chunks(positions, pairs), drafts)
 
     def decoding(self, starts: list[int]) -> Decoding:
         """The amounts of rows that compute one position each, at `starts`, and draw."""
@@ -189,17 +220,14 @@ class StepTimes:
         self.error = None
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
-        starts = [row.start for row in plan.rows if _decodes(row)]
-        decoding, chunks = self.decoding(starts), self._chunks_of(plan)
-        drafts = _drafts_of(plan)
-        expected = self._expected(decoding, chunks, drafts, starts)
+        step = self.amounts(plan)
+        expected = self.of_step(step)
         if expected > 0.0:
             self.error = abs(expected - seconds) / seconds
-        if not chunks.positions:
-            self._learn_price(starts, drafts, seconds, self.of(decoding))
-        self.knows_chunks = self.knows_chunks or chunks.positions > 0
-        guessed = drafts * self.draft_price(starts) if drafts else 0.0
-        self._steps.learn((*decoding, *chunks), seconds, guessed)
+        if not step.chunks.positions:
+            self._learn_price(step.starts, step.drafts, seconds, self.of(step.decoding))
+        self.knows_chunks = self.knows_chunks or step.chunks.positions > 0
+        self._steps.learn((*step.decoding, *step.chunks), seconds, self._of_drafts(step))
 
     def _learn_price(self, starts: list[int], drafts: float, seconds: float, of_rows: float) -> None:
         """A decoding step took this long, of which its rows are expected to take `of_rows`.
@@ -214,18 +242,6 @@ class StepTimes:
             of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
             if 0 < of_prompt < self._drafts[rows].of((1.0,)):
                 self._drafts[rows].forget((of_prompt,), _FORGETTING)
-
-    def _chunks_of(self, plan: StepPlan) -> Chunks:
-        positions = pairs = 0.0
-        for row in plan.rows:
-            if not _decodes(row):
-                of = chunk_of(row.start, row.count, self.window)
-                positions, pairs = positions + of.positions, pairs + of.pairs
-        return Chunks(positions, pairs)
-
-
-def _drafts_of(plan: StepPlan) -> float:
-    return float(sum([len(row.drafts) for row in plan.rows]))
 
 
 def _decodes(row: Row) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.contract.plan import StepPlan
-from penstock.core.step_time import Chunks, StepTimes, chunk_of
+from penstock.core.step_time import Amounts, StepTimes
 
 __all__ = ["CostDraws", "CostLearner", "Rest", "StepCosts"]
 
@@ -92,7 +92,8 @@ class StepCosts:
 
     def expected(self, plan: StepPlan) -> tuple[Shape, float]:
         """The shape of a step, and the seconds that it should take."""
-        return _expected(self.times, plan)
+        step = self.times.amounts(plan)
+        return _shape(step), self.times.of_step(step)
 
 
 class CostDraws:
@@ -135,18 +136,17 @@ class CostLearner:
 
     def __init__(self, window: int | None) -> None:
         self._times = StepTimes(window)
-        self._steps: list[tuple[Shape, list[int], Chunks, int, float]] = []
+        self._steps: list[tuple[Amounts, float]] = []
         self._rests: list[tuple[Shape, Rest]] = []
         self.wakes: list[float] = []
 
     def step(self, plan: StepPlan, seconds: float) -> Shape:
         """A step took these seconds. Returns its shape."""
         self._times.learn(plan, seconds)
-        starts, chunks, drafts = _amounts(plan, self._times.window)
-        shape = _shape(starts, chunks)
+        step = self._times.amounts(plan)
         if 0.0 < seconds < float("inf"):  # also of steps that draw nothing: whatever they leave undone, others take
-            self._steps.append((shape, starts, chunks, drafts, seconds))
-        return shape
+            self._steps.append((step, seconds))
+        return _shape(step)
 
     def rest(self, shape: Shape, rest: Rest) -> None:
         """This passed beside a step of that shape, and the engine went on at once."""
@@ -155,44 +155,17 @@ class CostLearner:
     def costs(self) -> StepCosts:
         """What was learned. What steps took is judged by what is known at the end."""
         scatter = []
-        for shape, starts, chunks, drafts, seconds in self._steps:
-            expected = _seconds(self._times, starts, chunks, drafts)
+        for step, seconds in self._steps:
+            expected = self._times.of_step(step)
             if expected > 0:
-                scatter.append((shape, seconds / expected))
+                scatter.append((_shape(step), seconds / expected))
         wakes = sorted(self.wakes)
         wake = wakes[len(wakes) // 2] if wakes else 0.0
         return StepCosts(self._times, Measurements(scatter), Measurements(self._rests), wake)
 
 
-def _expected(times: StepTimes, plan: StepPlan) -> tuple[Shape, float]:
-    starts, chunks, drafts = _amounts(plan, times.window)
-    return _shape(starts, chunks), _seconds(times, starts, chunks, drafts)
-
-
-def _amounts(plan: StepPlan, window: int | None) -> tuple[list[int], Chunks, int]:
-    """Where the rows that decode begin, what is computed of prompts, and the number of drafts."""
-    starts: list[int] = []
-    positions = pairs = 0.0
-    drafts = 0
-    for row in plan.rows:
-        if row.sample and row.count == 1 + len(row.drafts):
-            starts.append(row.start)
-            drafts += len(row.drafts)
-        elif not row.stored:
-            of = chunk_of(row.start, row.count, window)
-            positions, pairs = positions + of.positions, pairs + of.pairs
-    return starts, Chunks(positions, pairs), drafts
-
-
-def _seconds(times: StepTimes, starts: list[int], chunks: Chunks, drafts: int) -> float:
-    seconds = times.of(times.decoding(starts))
-    if chunks.positions:
-        seconds += times.of(chunks)
-    return seconds + drafts * times.draft_price(starts) if drafts else seconds
-
-
-def _shape(starts: list[int], chunks: Chunks) -> Shape:
-    return len(starts).bit_length(), int(chunks.positions).bit_length()
+def _shape(step: Amounts) -> Shape:
+    return len(step.starts).bit_length(), int(step.chunks.positions).bit_length()
 
 
 def _distance(one: Shape, other: Shape) -> int:
