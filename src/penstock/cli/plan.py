@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from tqdm import tqdm
@@ -14,6 +14,10 @@ from penstock.bench.machine import cpus, provenance
 from penstock.cli.bench_report import json_option, report
 from penstock.cli.sections import complete_model
 from penstock.contract.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.foresight.planning import Limit, Machine, Question
+    from penstock.foresight.workloads import Drawn, Workload
 
 __all__ = ["command"]
 
@@ -122,7 +126,7 @@ def command(model: str, serve_options: tuple[str, ...], target: Path | None, **o
     report(_table(record), record, target)
 
 
-def _workload(named: str, requests: int) -> Any:
+def _workload(named: str, requests: int) -> Workload | Drawn:
     """The workload of a file, or what to draw."""
     from penstock.foresight.planning import drawn
     from penstock.foresight.workloads import read_workload
@@ -136,7 +140,9 @@ def _workload(named: str, requests: int) -> Any:
     return workload
 
 
-def _answers(question: Any, machine: Any, others: dict[str, Any], seeds: Sequence[int], jobs: int) -> dict[str, Any]:
+def _answers(
+    question: Question, machine: Machine, others: dict[str, Machine], seeds: Sequence[int], jobs: int
+) -> dict[str, Any]:
     """The limit, what clients see around it, and the limits of other machines."""
     from penstock.foresight import planning
 
@@ -158,11 +164,11 @@ def _answers(question: Any, machine: Any, others: dict[str, Any], seeds: Sequenc
     }
 
 
-def _plain(limit: Any) -> dict[str, Any]:
+def _plain(limit: Limit) -> dict[str, Any]:
     return {"rate": list(limit.rate), "streams": list(limit.stream), "rates": list(limit.rates)}
 
 
-def _times(limit: Any, other: Any) -> list[float] | None:
+def _times(limit: Limit, other: Limit) -> list[float] | None:
     """How many times the limit another one is, seed by seed: median, lowest, highest; None if the limit is 0."""
     from penstock.foresight.planning import spread
 

@@ -22,9 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from penstock.bench.event_stream import Target
 from penstock.bench.serving import Outcome, RequestOptions, drive
@@ -201,15 +200,17 @@ class _ServerOutput:
 
 async def drive_recorded(url: str, calls: Sequence[Call], concurrency: int = 0) -> Driven:
     """Send calls to a server of `recorded_server`, and time the answers by the clock of arrival times."""
-    moments: list[float] = []
+    began: list[float] = []
 
     def now() -> float:
-        moments.append(time.monotonic())
-        return moments[-1] if len(moments) == 1 else moments.pop()
+        moment = time.monotonic()
+        if not began:  # outcomes count from the first look
+            began.append(moment)
+        return moment
 
     options = RequestOptions(Target.parse(url), _NAME)
     outcomes = await drive(calls, options, concurrency, now=now)
-    return Driven(moments[0], calls, outcomes)
+    return Driven(began[0], calls, outcomes)
 
 
 async def _load(url: str, seconds: float) -> Driven:
@@ -237,11 +238,13 @@ def _call(rng: random.Random) -> Call:
 
 
 def _later(outcome: Outcome, seconds: float) -> Outcome:
-    fields: dict[str, Any] = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
-    for name in ("due", "sent", "ended"):
-        fields[name] += seconds
-    fields["content"] = tuple(moment + seconds for moment in outcome.content)
-    return Outcome(**fields)
+    return replace(
+        outcome,
+        due=outcome.due + seconds,
+        sent=outcome.sent + seconds,
+        content=tuple(moment + seconds for moment in outcome.content),
+        ended=outcome.ended + seconds,
+    )
 
 
 def way_of(run: RecordedRun, driven: Driven) -> Way:
