@@ -19,7 +19,7 @@ from penstock.contract.events import CacheLookup, ChoiceDelta, ChoiceFinished, F
 from penstock.contract.measurements import AnswerCacheUse, Timings
 from penstock.contract.ports import Clock
 from penstock.contract.request import EngineRequest
-from penstock.engine.certifier import certified_request
+from penstock.engine.certifier import WHOLE, certified_request
 from penstock.engine.certifying import Certifying
 from penstock.engine.intake import ResolvedRequest
 from penstock.engine.written_outputs import read_outputs, write_outputs
@@ -32,7 +32,6 @@ ENTRY_BYTES = 512
 _PIECE = 64
 """Outputs in a message: what is decoded at once, for a reader who may be slow."""
 
-_KEPT = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.REPETITION})
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
@@ -182,7 +181,7 @@ class AnswerLookup:
         if self._size > self._answers.cache.most_bytes:
             self._keep = False
             self._messages.clear()
-        elif ended and len(self._ends) == self._resolved.answered and _KEPT.issuperset(self._ends):
+        elif ended and len(self._ends) == self._resolved.answered and WHOLE.issuperset(self._ends):
             self._answers.cache.keep(self._key, tuple(self._messages), self._answers.clock.now())
 
 

@@ -35,10 +35,10 @@ from penstock.engine.intake import ResolvedRequest
 from penstock.sampling import PARAMETERS, Home
 from penstock.text import TextModel
 
-__all__ = ["Certifier", "certified_request", "resolved_request"]
+__all__ = ["WHOLE", "Certifier", "certified_request", "resolved_request"]
 
 _SAMPLING = frozenset(each.field for each in PARAMETERS if each.home is Home.SPEC) - {"prompt_logprobs"}
-_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION, FinishReason.TOOL_CALLS})
+WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION, FinishReason.TOOL_CALLS})
 """How choices end whose end follows from the request."""
 
 
@@ -62,7 +62,7 @@ class Certifier:
                 self._tokens[choice] += [piece.id for piece in tokens]
             case ChoiceFinished(choice):
                 self._ends[choice] = output
-            case RequestFinished() if all(end.reason in _WHOLE for end in self._ends.values()):
+            case RequestFinished() if all(end.reason in WHOLE for end in self._ends.values()):
                 return replace(output, certificate=write(self.certificate()).decode())
         return output
 
