@@ -16,7 +16,7 @@ from penstock.certificates import BadCertificate, Certificate, read, seal, write
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, InvalidParameter
 from penstock.kernels import native
-from penstock.verify import Recomputed, Recomputing, opened
+from penstock.verify import Recomputed, Recomputing, open_recomputing
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
@@ -54,7 +54,7 @@ def config(model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def recomputing(model, made):
-    with opened(config(model), read(made[0]).contract) as opening:
+    with open_recomputing(config(model), read(made[0]).contract) as opening:
         yield opening
 
 
@@ -203,7 +203,7 @@ def test_a_certificate_brings_its_form_along(model, form):
         [output] = llm.generate(PROMPTS[1], params(1), certify=True, use_tqdm=False)
     certificate = read(output.certificate.encode())
     assert certificate.contract.kv_cache_dtype == "int8"
-    with opened(config(model), certificate.contract) as recomputing:
+    with open_recomputing(config(model), certificate.contract) as recomputing:
         assert recomputing.recompute(certificate).confirmed
 
 
@@ -213,7 +213,7 @@ def test_the_adapter_is_part_of_it(model, tmp_path):
     with LLM(str(model), threads=2, lora={"poet": str(folder)}, **SIZES) as llm:
         [output] = llm.generate(PROMPTS[1], params(1), adapter="poet", certify=True, use_tqdm=False)
     certificate = read(output.certificate.encode())
-    with opened(replace(config(model), lora=(f"renamed={folder}",)), certificate.contract) as recomputing:
+    with open_recomputing(replace(config(model), lora=(f"renamed={folder}",)), certificate.contract) as recomputing:
         assert recomputing.recompute(certificate).confirmed
         plain = msgspec.structs.replace(certificate.request, adapter="")
         assert recomputing.recompute(remade(certificate, request=plain)).refuted

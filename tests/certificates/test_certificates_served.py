@@ -19,7 +19,7 @@ from penstock.contract.errors import ConfigError
 from penstock.contract.limits import DEFAULT_LIMITS
 from penstock.engine import AnswerCache
 from penstock.kernels import native
-from penstock.verify import opened
+from penstock.verify import open_recomputing
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=COMPILED)
 
@@ -53,7 +53,7 @@ def test_what_is_served_can_be_verified_whole_or_streamed_or_out_of_the_cache(ht
     certificate = read(text.encode())
     assert whole.headers["x-penstock-certificate"] == f"sha256:{certificate.digest}"
     assert whole.headers["x-penstock-answer-cache"] == "miss"
-    with opened(config(model), certificate.contract) as recomputing:
+    with open_recomputing(config(model), certificate.contract) as recomputing:
         assert recomputing.recompute(certificate).confirmed
     again = http.post(path, json=body | {"certificate": True})
     assert (again.headers["x-penstock-answer-cache"], again.json()["certificate"]) == ("hit", text)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from penstock.certificates import BadCertificate, Certificate, read
+from penstock.certificates import BadCertificate, Certificate, contract_differences, read
 from penstock.cli.imports import lasting_imports
-from penstock.contract.answer_contract import AnswerContract
+from penstock.contract.answer_contract import ARITHMETIC
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 
@@ -57,13 +56,14 @@ def _compute(certificates: Sequence[tuple[str, Certificate]], config: EngineConf
     """Compute certified answers again; how many are refuted, and how many undecided."""
     place, first = certificates[0]
     for other, certificate in certificates[1:]:
-        if _model(certificate.contract) != _model(first.contract):
+        differing = {name for name, *_ in contract_differences(certificate.contract, first.contract)}
+        if differing - set(ARITHMETIC):
             raise ConfigError("--certificate", f"{other} is of another model, or another form, than {place}")
     with lasting_imports():
-        from penstock.verify import opened  # imports torch: too slow for --help
+        from penstock.verify import open_recomputing  # imports torch: too slow for --help
 
     refuted = undecided = 0
-    with opened(config, first.contract) as recomputing:
+    with open_recomputing(config, first.contract) as recomputing:
         for place, certificate in certificates:
             found = recomputing.recompute(certificate)
             refuted += found.refuted
@@ -71,8 +71,3 @@ def _compute(certificates: Sequence[tuple[str, Certificate]], config: EngineConf
             tokens = sum(len(choice.tokens) for choice in certificate.answer)
             click.echo(f"{place}: {found.explain()} ({len(certificate.answer)} choices, {tokens} tokens)")
     return refuted, undecided
-
-
-def _model(contract: AnswerContract) -> AnswerContract:
-    """A contract without what says what computes."""
-    return replace(contract, instruction_set="", kernels="", penstock="", torch="")

@@ -2,7 +2,7 @@
 
 from penstock.verify.budget import SMALL, Budget
 from penstock.verify.proof import open_target, profile, verify
-from penstock.verify.recomputing import Recomputed, Recomputing, opened
+from penstock.verify.recomputing import Recomputed, Recomputing, open_recomputing
 from penstock.verify.report import Report
 from penstock.verify.run import ScheduleCrashed
 from penstock.verify.target import Target
@@ -16,7 +16,7 @@ __all__ = [
     "ScheduleCrashed",
     "Target",
     "open_target",
-    "opened",
+    "open_recomputing",
     "profile",
     "verify",
 ]

@@ -24,7 +24,7 @@ from penstock.contract.errors import ConfigError, RequestError
 from penstock.contract.events import RequestFailed, RequestFinished
 from penstock.engine import Certifying, resolved_request
 
-__all__ = ["Recomputed", "Recomputing", "opened"]
+__all__ = ["Recomputed", "Recomputing", "open_recomputing"]
 
 _REQUEST = "certified"
 
@@ -71,7 +71,7 @@ class Recomputed:
 
 
 class Recomputing:
-    """Computes certified answers with one model. Owned by one caller; see `opened`."""
+    """Computes certified answers with one model. Owned by one caller; see `open_recomputing`."""
 
     def __init__(self, assembly: Assembly, contract: AnswerContract) -> None:
         self._assembly = assembly
@@ -118,7 +118,9 @@ class Recomputing:
 
 
 @contextmanager
-def opened(config: EngineConfig, contract: AnswerContract, cache_dir: Path | None = None) -> Iterator[Recomputing]:
+def open_recomputing(
+    config: EngineConfig, contract: AnswerContract, cache_dir: Path | None = None
+) -> Iterator[Recomputing]:
     """The operator's model in the form of a contract, computed as plainly as can be: nothing cached, nothing guessed.
 
     Raises:
