@@ -1,4 +1,4 @@
-"""`penstock explain`."""
+"""`penstock explain`: where the time of one request went, from a running server or a record."""
 
 from __future__ import annotations
 

@@ -80,10 +80,10 @@ _SELDOM = 0.01
 def command(model: str, serve_options: tuple[str, ...], target: Path | None, **options: Any) -> None:
     """Say how many requests a second of a workload this machine holds within bounds, and what would hold more.
 
-    The first time, a server of MODEL is measured for a minute; its steps are kept for later plans. Then days are
-    simulated: the scheduler that serves, on a simulated clock, with the steps that were measured. Answers come with the
-    lowest and highest of several simulated days. Nothing of it counts guesses of coming tokens, which random prompts do
-    not have. Options of `penstock serve` follow `--`.
+    The first time, it measures the steps of a server of MODEL for a minute, and keeps them for later plans. Then it
+    simulates days: the scheduler that serves, on a simulated clock, with the measured steps. Each figure is the median
+    of several days, with the lowest and the highest. Speculation is off: random prompts leave nothing to guess. Options
+    of `penstock serve` follow `--`.
     """
     from penstock.bench.plotting import check_suffix, plotting
     from penstock.foresight import planning  # numpy is slow to import

@@ -48,8 +48,8 @@ def command(
     is 1. FILE may be compressed with gzip; a record of another version is refused.
 
     With an option, the recorded requests come again to a simulated engine that has it: the scheduler that serves, steps
-    that take what the recorded ones took, answers as long as the recorded ones. It is told who gains and who loses,
-    against the same simulation without the option; --json keeps that.
+    that take what the recorded ones took, answers as long as the recorded ones. The report says who gains and who
+    loses, against the same simulation without the option; --json keeps it.
     """
     chosen = {name: value for name, value in options.items() if value is not None}
     if no_prefix_caching:
