@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from core_harness import FakeDrafter, Harness, answer, config, embedding, request
+from core_harness import VOCAB, FakeDrafter, Harness, answer, config, embedding, request
 
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import Admitted, DraftsJudged, Embedded, Finished, FinishReason, Generated
@@ -223,3 +223,33 @@ def test_no_row_is_planned_behind_drafts_in_flight():
     assert not harness.scheduler.can_plan_ahead, "how far it gets is not known"
     assert len([event for event in harness.commit() if isinstance(event, Generated)]) == 3
     harness.drain()
+
+
+# ---- what is not worth asking for
+
+
+def asked(scheduler: Scheduler, tokens: list[int], right: bool) -> list[bool]:
+    """Draw `tokens` one by one, with a guess of each where one is asked for; whether it was, token by token.
+
+    No step has time for a draft.
+    """
+    found = []
+    for token in tokens:
+        wanted = [one.seq_id for one in scheduler.draftable()]
+        guess = token if right else (token + 1) % VOCAB
+        plan = scheduler.plan(tuple(Draft(name, (guess,)) for name in wanted))
+        assert all(not row.drafts for row in plan.rows)
+        scheduler.commit(plan, StepResult(plan.step, (RowResult(0, (SampledToken(token),)),), seconds=plan.num_tokens))
+        found.append(bool(wanted))
+    return found
+
+
+def test_guesses_that_are_wrong_are_sought_in_every_fourth_step_until_they_are_right():
+    scheduler = Scheduler(config(max_model_len=128, num_blocks=64, step_target_ms=1, weigh_drafts=True))
+    scheduler.submit(request("a", (1, 2, 3), max_tokens=100))
+    plan = scheduler.plan()  # this row has no guess either
+    scheduler.commit(plan, StepResult(0, (RowResult(0, (SampledToken(5),)),), seconds=3.0))
+    assert asked(scheduler, [5] * 15, right=False) == [True] * 15
+    assert asked(scheduler, [5] * 8, right=False) == [True, False, False, False] * 2
+    assert asked(scheduler, [5] * 8, right=True) == [True] * 8
+    assert asked(scheduler, [5] * 12, right=False) == [True] * 8 + [True, False, False, False]

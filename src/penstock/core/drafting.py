@@ -31,6 +31,15 @@ _MOST = 32
 _RECENT = 1 / 8
 """The weight of a step in the average of what guesses promised."""
 
+_PATIENCE = 16
+"""How doubtful guesses for a sequence must be to be sought less often: to seek, weigh and judge one takes about 25
+microseconds, which adds up to one part in forty of a step with 8 rows. A row without a guess, or with a wrong one that
+was not worth its time, adds one to the doubt, a right guess takes one away, and a row that carries drafts ends it."""
+
+_PAUSE = 4
+"""Then guesses are sought in every step whose number is divisible by this: in the same step for all such sequences, so
+that the others weigh nothing."""
+
 
 class Drafting:
     """What the scheduler decides of drafts. Owned by it.
@@ -57,15 +66,21 @@ class Drafting:
         self._chances = DraftChances()
         self.guessing = Guessing(config, pool, times, self._chances) if config.draft_context else None
 
-    def draftable(self, running: Iterable[Seq]) -> Iterator[Draftable]:
+    def draftable(self, running: Iterable[Seq], step: int) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts: they decode, and their last token is known.
+
+        A sequence whose guesses have not been worth their time lately is only now and then among them.
 
         Args:
             running: sequences that hold a slot.
+            step: the number of the next plan.
         """
         if self._nowhere:
             return
+        patience = _PATIENCE if self._config.weigh_drafts and step % _PAUSE else inf
         for seq in running:
+            if seq.doubt >= patience and not seq.foreseen:
+                continue
             most = min(self._config.max_num_batched_tokens - 1, seq.limit - len(seq.tokens) - 1, _MOST)
             if self._computes_nothing(seq):
                 continue
@@ -122,6 +137,11 @@ class Drafting:
         Call before the drawn tokens are appended.
         """
         guesses, seq.guesses = seq.guesses, ()
+        if not guesses:
+            seq.doubt = min(_PATIENCE, seq.doubt + 1)
+            return []
+        agrees = any(guess[0].tokens[0] == token.id for token in drawn[:1] for guess in guesses)
+        seq.doubt = 0 if row.drafts else max(0, min(_PATIENCE, seq.doubt + (-1 if agrees else 1)))
         judged: list[DraftsJudged] = []
         for rank, guess in enumerate(guesses):
             carried = 0 if rank else len(row.drafts)  # drafts are of the first guess alone

@@ -273,7 +273,7 @@ class Scheduler:
         """
         if self._suspects:
             return iter(())
-        return self._drafting.draftable(self._running)
+        return self._drafting.draftable(self._running, self._in_flight.next_step)
 
     def plan(self, drafts: Sequence[Draft] = ()) -> StepPlan:
         """Decide the next step.

@@ -67,6 +67,7 @@ class Seq:
         lag: known positions that the draft model has not computed; None if unknown.
         judgements: how good earlier guesses were.
         promised: right tokens that its guesses of recent steps promised, on average.
+        doubt: how many more of its recent rows had no guess, or a wrong one, than had a right one.
         charged: leading positions that its tenant was charged for (`core.fair_shares`).
         sought: whether its blocks were looked for in the store while it waits.
         stored: how many leading blocks were found there, or in memory.
@@ -84,6 +85,7 @@ class Seq:
         "chain",
         "charged",
         "computed",
+        "doubt",
         "drafted",
         "draw_waits",
         "drawing",
@@ -136,6 +138,7 @@ class Seq:
         self.lag: int | None = None
         self.judgements = Judgements()
         self.promised = 0.0
+        self.doubt = 0
         self.charged = 0
         self.sought = False
         self.stored = 0
