@@ -1,4 +1,4 @@
-"""Certificates of several models behind one port, from every endpoint, as `penstock verify --certificate` judges them."""
+"""Certificates of several models behind one port, from every endpoint, judged by `penstock verify --certificate`."""
 
 from __future__ import annotations
 
