@@ -104,15 +104,15 @@ def test_log_probabilities_of_a_prompt_are_as_near():
 )
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_a_log_probability_has_the_same_bits_however_many_alternatives_are_wanted(sample, fields, mode):
-    """Of 64 rows about seven differed in the last bit when alternatives came from another sum than the token itself."""
-    logits = torch.randn(64, 49_152, generator=torch.Generator().manual_seed(1)) * 3
+    """One row in nine differed in the last bit when alternatives came from another sum than the token itself."""
+    logits = torch.randn(64, 20_000, generator=torch.Generator().manual_seed(1)) * 3
 
     def wanting(count):
         spec = SamplingParams(logprobs=count, logprobs_mode=mode, **fields).spec()
         return sample(logits, [RowSampling.of(spec, choice) for choice in range(64)], [0] * 64)
 
     alone = wanting(0)
-    for count in (1, 3, 20):
+    for count in (1, 20):
         sampled = wanting(count)
         assert (sampled.tokens, sampled.logprobs, sampled.ranks) == (alone.tokens, alone.logprobs, alone.ranks)
         for token, logprob, top in zip(sampled.tokens, sampled.logprobs, sampled.top_logprobs, strict=True):
