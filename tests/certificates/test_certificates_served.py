@@ -46,7 +46,7 @@ BLOCK_TOOL = {
     "tool_choice": {"type": "any"},
 }
 RESPONSES = "/v1/responses"
-GREEDY = {
+REPEATABLE = {
     "chat of several choices": ("/v1/chat/completions", TOLD | {"n": 3, "seed": 4, "temperature": 1.2}),
     "chat with a tool": ("/v1/chat/completions", TOLD | CHAT_TOOL),
     "chat with a form": (
@@ -149,9 +149,9 @@ def recomputing(http, adapted) -> Iterator[Recomputing]:
         yield recomputing
 
 
-@pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.parametrize("name", REPEATABLE)
 def test_every_endpoint_that_generates_certifies_what_is_computed_again(http, recomputing, name):
-    path, body = GREEDY[name]
+    path, body = REPEATABLE[name]
     body = {"temperature": 0, "certificate": True} | body
     whole = http.post(path, json=body)
     assert whole.status_code == 200, whole.text
@@ -187,7 +187,7 @@ def test_the_seed_that_the_server_drew_is_certified(http, recomputing, path):
     [("response", {"max_output_tokens": 7}), ("message", {"max_tokens": 7}), ("generated", {"max_new_tokens": 7})],
 )
 def test_every_endpoint_takes_cache_control(http, name, other):
-    path, body = GREEDY[name]
+    path, body = REPEATABLE[name]
 
     def source(header: str = "", **fields) -> str:
         answer = http.post(path, json={"temperature": 0} | body | fields, headers={"cache-control": header})

@@ -4,9 +4,10 @@ Decides how the stages of `penstock.sampling` are run and how a token is drawn: 
 in CPU memory and the call knows all stages of the row, otherwise stage by stage in torch. Does not know the maths of a
 parameter, nor sequences: a row is its logits, a `RowSampling` and a position.
 
-Invariants: a row's result and the path it takes depend on that row alone; a row pays only for the stages that it uses;
-the device is waited for once a step (and once more for top_p). Only operations that work row by row are used. In
-particular no `sum` of floats over a row: torch adds up a single row in another order than one of several.
+Invariants: a row's result and the path it takes depend on that row alone; the log probability of its token has the same
+bits however many top tokens are requested; a row pays only for the stages that it uses; the device is waited for once a
+step (and once more for top_p). Only operations that work row by row are used. In particular no `sum` of floats over a
+row: torch adds up a single row in another order than one of several.
 """
 
 from __future__ import annotations
