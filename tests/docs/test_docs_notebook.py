@@ -28,7 +28,7 @@ LIMIT = 900.0  # seconds; it takes two minutes on a quiet machine
 SAID = {
     "every plan is the same": r"^\d+ steps replayed: every plan is the same$",
     "an answer is confirmed": r"^1 of 1 certified answers confirmed, 0 refuted, 0 undecided$",
-    "fewer blocks": r"^\d+ blocks, and \d+: \d+ of 49 requests are over later,$",
+    "fewer blocks": r"^\d+ blocks, and \d+: \d+ of 49 requests are over later$",
 }
 """What the notebook is to say, whatever it measures."""
 
