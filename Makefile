@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # collection, which tests/conftest.py decides: xdist's own would begin the longest files last.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray test-helm docs-images check format bench reliability cross dist dist-debian docs docs-serve docs-pages docs-check clean
+.PHONY: help serve test test-deep test-page test-openai test-hosting test-clients test-ray test-helm docs-images check format bench reliability cross dist dist-debian docs notebook docs-serve docs-pages docs-check clean
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -100,6 +100,10 @@ docs: $(VENV)/.installed-docs ## Build the documentation site into build/site; a
 docs-serve: $(VENV)/.installed-docs ## Show the documentation on 127.0.0.1:8100 while you write it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8100
 
+notebook: $(VENV)/.installed-notebook ## Run docs/a-minute-of-serving.ipynb again, in two minutes, and write down what it says
+	@$(BIN)/penstock pull smollm2-135m-instruct
+	@$(BIN)/python docs/run_notebook.py
+
 docs-pages: $(VENV)/.installed ## Write the generated pages of the documentation again
 	@for script in docs/write_*.py; do $(BIN)/python $$script || exit; done
 
@@ -146,6 +150,11 @@ $(VENV)/.installed-helm: $(VENV)/.installed-test
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@echo "== Installing what the documentation site needs"
 	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) docs)
+	@touch $@
+
+$(VENV)/.installed-notebook: $(VENV)/.installed
+	@echo "== Installing what runs a notebook"
+	@$(PIP) install --constraint constraints.txt $$($(EXTRAS) notebook)
 	@touch $@
 
 $(VENV)/.installed-check: $(VENV)/.installed

@@ -16,19 +16,27 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from notebooks import prose
+
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 FENCE = re.compile(r"^(?P<ticks>```+).*?^(?P=ticks)$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
 PATH_SPAN = re.compile(r"`((?:src|docs|tests|bench|examples|native|release|reliability)/[\w./-]*)`")
 MAKE_SPAN = re.compile(r"`make ([a-z-]+)[ `]")
-NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.md)$", re.MULTILINE)
+NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.(?:md|ipynb))$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the project."""
-    patterns = ("*.md", "docs/**/*.md", "bench/*.md", "reliability/*.md")
+    """Every Markdown file of the project, and every notebook."""
+    patterns = ("*.md", "docs/**/*.md", "docs/*.ipynb", "bench/*.md", "reliability/*.md")
     return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
+
+
+def text_of(document: Path) -> str:
+    """What a document says, without its blocks of code."""
+    text = prose(document) if document.suffix == ".ipynb" else document.read_text(encoding="utf-8")
+    return FENCE.sub("", text)
 
 
 @cache
@@ -55,7 +63,7 @@ def _names(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, int]]:
 def anchors(document: Path) -> frozenset[str]:
     """What can follow the `#` of a link to a document: its headings, as addresses spell them."""
     found: dict[str, int] = {}
-    for heading in HEADING.findall(FENCE.sub("", document.read_text(encoding="utf-8"))):
+    for heading in HEADING.findall(text_of(document)):
         slug = _slug(LINK.sub(r"\g<text>", heading).replace("`", ""))
         found[slug] = found.get(slug, 0) + 1
     return frozenset([*found, *(f"{slug}_{number}" for slug, count in found.items() for number in range(1, count))])
@@ -68,7 +76,7 @@ def _slug(heading: str) -> str:
 
 def problems(document: Path) -> Iterator[str]:
     """What is wrong with one document, a line each."""
-    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    text = text_of(document)
     for match in LINK.finditer(text):
         if not re.match(r"[a-z]+:", match["target"]):
             yield from (f"{document.relative_to(ROOT)}: {problem}" for problem in _link_problems(document, match))
@@ -86,7 +94,7 @@ def _link_problems(document: Path, match: re.Match[str]) -> Iterator[str]:
     name = code_name(match["text"])
     if not place.exists():
         yield f"the link to {target} leads nowhere"
-    elif anchor and place.suffix == ".md" and anchor not in anchors(place):
+    elif anchor and place.suffix in (".md", ".ipynb") and anchor not in anchors(place):
         yield f"{place.name} has no heading #{anchor}"
     elif names_code(match["text"], place) and name not in defined_names(place):
         yield f"{target} defines no {name}"
@@ -112,7 +120,7 @@ def make_targets() -> frozenset[str]:
 def navigation_problems() -> Iterator[str]:
     """Pages that the site's navigation does not show, and entries that are no page."""
     shown = set(NAV_PAGE.findall((ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
-    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    pages = {str(page.relative_to(ROOT / "docs")) for page in documents() if page.is_relative_to(ROOT / "docs")}
     decisions = {page for page in pages if page.startswith("adr/")}  # put there by the site's hook
     yield from (f"mkdocs.yml: the navigation does not show {page}" for page in sorted(pages - shown - decisions))
     yield from (f"mkdocs.yml: there is no docs/{page}" for page in sorted(shown - pages))

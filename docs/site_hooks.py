@@ -2,7 +2,8 @@
 
 A hook of mkdocs (mkdocs.yml names it). The documents link to files beside `docs/` by relative paths, which is what an
 editor and a code host follow; here every such file becomes a page below `source/`, or is copied where it is no text to
-read. Also puts the decision records into the navigation, so that a new one needs no second entry.
+read. A notebook becomes a page of its text, its code and what that said. Also puts the decision records into the
+navigation, so that a new one needs no second entry.
 """
 
 from __future__ import annotations
@@ -13,27 +14,30 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from check import FENCE, LINK, ROOT, code_name, defined_names, documents, names_code
+from check import FENCE, LINK, ROOT, code_name, defined_names, documents, names_code, text_of
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import markdown, pictures
 
 DOCS = ROOT / "docs"
 LANGUAGES = {".py": "python", ".md": "markdown", ".toml": "toml", "": "make"}
 DECISIONS = "adr/"
 SOURCE_SETTINGS = "search:\n  exclude: true\nhide:\n  - toc\n"
+NOTEBOOK_LINK = re.compile(r"(?<=\]\()([\w./-]+)\.ipynb(?=[#)])")
 BAR = r"\|"
 BARRED_CODE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the decision records where the navigation says `adr/`."""
+    """Put the decision records where the navigation says `adr/`, and pages in place of notebooks."""
     records = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / DECISIONS).glob("[0-9]*.md"))
-    config.nav = _expanded(config.nav, {DECISIONS: ["adr/README.md", *records]})
+    pages: dict[str, Any] = {each.name: f"{each.stem}.md" for each in DOCS.glob("*.ipynb")}
+    config.nav = _expanded(config.nav, pages | {DECISIONS: ["adr/README.md", *records]})
     return config
 
 
-def _expanded(nav: Any, entries: dict[str, list[str]]) -> Any:
+def _expanded(nav: Any, entries: dict[str, Any]) -> Any:
     match nav:
         case dict():
             return {title: _expanded(entry, entries) for title, entry in nav.items()}
@@ -44,7 +48,13 @@ def _expanded(nav: Any, entries: dict[str, list[str]]) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every file of the tree that a document links to."""
+    """Add a page for every file of the tree that a document links to, and put a page in place of every notebook."""
+    for notebook in DOCS.glob("*.ipynb"):
+        if (copied := files.get_file_from_path(notebook.name)) is not None:
+            files.remove(copied)
+        files.append(File.generated(config, f"{notebook.stem}.md", content=markdown(notebook)))
+        for name, picture in pictures(notebook).items():
+            files.append(File.generated(config, name, content=picture))
     for place in sorted(_linked_files()):
         address = _address(place)
         if place.suffix in LANGUAGES:
@@ -58,7 +68,7 @@ def _linked_files() -> set[Path]:
     found = set()
     for document in documents():
         if document.is_relative_to(DOCS):
-            for match in LINK.finditer(FENCE.sub("", document.read_text(encoding="utf-8"))):
+            for match in LINK.finditer(text_of(document)):
                 place = _place(document, match["target"])
                 if place is not None:
                     found.add(place)
@@ -106,6 +116,7 @@ def _barred(match: re.Match[str]) -> str:
 
 
 def _relinked(text: str, document: Path) -> str:
+    text = NOTEBOOK_LINK.sub(r"\1.md", text)
     return LINK.sub(lambda match: _link(match, document), text)
 
 

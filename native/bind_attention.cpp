@@ -185,10 +185,13 @@ struct SampledColumns {
     int64_t* tokens;
     float* logprobs;
     uint8_t* failed;
+    double* normalizers;
 };
 
-void make_sampled_columns(SampledColumns* place, uintptr_t tokens, uintptr_t logprobs, uintptr_t failed) {
-    new (place) SampledColumns{pointer<int64_t>(tokens), pointer<float>(logprobs), pointer<uint8_t>(failed)};
+void make_sampled_columns(SampledColumns* place, uintptr_t tokens, uintptr_t logprobs, uintptr_t failed,
+                          uintptr_t normalizers) {
+    new (place) SampledColumns{pointer<int64_t>(tokens), pointer<float>(logprobs), pointer<uint8_t>(failed),
+                               pointer<double>(normalizers)};
 }
 
 void check_sampling(const SampleCall& call) {
@@ -219,6 +222,7 @@ void sample(const Cpu& cpu, int64_t rows, int64_t vocabulary, const Rows& logits
                           out.tokens,
                           out.logprobs,
                           out.failed,
+                          out.normalizers,
                           pointer<float>(scratch)};
     require(rows >= 0 && rows < 1 << 15, "rows must be between 0 and 32767");
     require(vocabulary >= 1 && vocabulary < kMostRows, "vocabulary must be between 1 and 2^31 - 1");
@@ -227,7 +231,8 @@ void sample(const Cpu& cpu, int64_t rows, int64_t vocabulary, const Rows& logits
     check_rows(logits, rows, vocabulary, "logits must be given, their rows apart");
     require(call.temperature && call.top_k && call.top_p && call.min_p && uniform && call.wants_logprob,
             "every column must be given");
-    require(call.tokens && call.logprobs && call.failed, "tokens, logprobs and failed must be given");
+    require(call.tokens && call.logprobs && call.failed && call.normalizers,
+            "tokens, logprobs, failed and normalizers must be given");
     check_sampling(call);
     nb::gil_scoped_release released;
     cpu.kernels().sample(call, cpu.pool());
@@ -241,7 +246,7 @@ void bind_attention_values(nb::module_& module) {
     nb::class_<SamplingColumns>(module, "SamplingColumns", "How each row chooses.")
         .def("__init__", &make_sampling_columns, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "wants_logprob"_a);
     nb::class_<SampledColumns>(module, "SampledColumns", "Where what came of the rows goes.")
-        .def("__init__", &make_sampled_columns, "tokens"_a, "logprobs"_a, "failed"_a);
+        .def("__init__", &make_sampled_columns, "tokens"_a, "logprobs"_a, "failed"_a, "normalizers"_a);
 }
 
 }  // namespace

@@ -76,6 +76,7 @@ struct SampleCall {
     int64_t* tokens;  // results; of no meaning in rows that failed
     float* logprobs;
     uint8_t* failed;
+    double* normalizers;  // where a log probability is wanted: any token's is its logit less this, rounded once
     float* scratch;  // [rows][vocabulary], untouched where all rows are greedy
 };
 

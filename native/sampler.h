@@ -89,9 +89,10 @@ PENSTOCK_INLINE double sum_in_runs(int64_t count, const At& at) {
     return total;
 }
 
-inline float log_probability(const float* logits, int64_t count, float top, float logit) {
+// log(sum(exp(logits))): what every logit less this is the log probability of its token.
+inline double log_normalizer(const float* logits, int64_t count, float top) {
     const double sum = sum_in_runs(count, [&](int64_t i) { return weights_at(logits, i, count, top, 1.0f); });
-    return float(double(logit) - double(top) - std::log(sum));
+    return double(top) + std::log(sum);
 }
 
 // Some weights, all together.
@@ -280,11 +281,13 @@ inline void sample(const SampleCall& call, Pool& pool) {
         call.failed[row] = likeliest.failed;
         call.tokens[row] = likeliest.token;
         call.logprobs[row] = 0;
+        call.normalizers[row] = 0;
         if (likeliest.failed) return;
         if (call.temperature[row] != 0) call.tokens[row] = draw_filtered(call, row, logits, likeliest.logit);
         if (call.wants_logprob[row]) {
-            const float logit = logits[call.tokens[row]];
-            call.logprobs[row] = log_probability(logits, call.vocabulary, likeliest.logit, logit);
+            const double normalizer = log_normalizer(logits, call.vocabulary, likeliest.logit);
+            call.normalizers[row] = normalizer;
+            call.logprobs[row] = float(double(logits[call.tokens[row]]) - normalizer);
         }
     });
 }

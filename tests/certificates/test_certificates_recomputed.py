@@ -79,8 +79,8 @@ def test_log_probabilities_are_certified_though_nobody_sees_them(model):
         [bare] = llm.generate(PROMPTS[0], replace(params(1), seed=3), use_tqdm=False)
     assert plain.outputs[0].token_ids == bare.outputs[0].token_ids
     hidden, seen = read(plain.certificate.encode()), read(shown.certificate.encode())
-    assert (hidden.request.sampling["logprobs"], seen.request.sampling["logprobs"]) == (0, 5)
-    assert hidden.answer[0].tokens == seen.answer[0].tokens == tuple(bare.outputs[0].token_ids)
+    assert hidden.answer[0].tokens == tuple(bare.outputs[0].token_ids)
+    assert hidden == seen  # the same bits, with alternatives and without
     assert (plain.outputs[0].logprobs, bare.certificate) == (None, "")
 
 

@@ -78,6 +78,7 @@ def test_every_dependency_has_its_line():
         *extras["test"],
         *extras["check"],
         *extras["docs"],
+        *extras["notebook"],
     ]:
         name = requirement.split(">")[0].removeprefix("types-").lower()
         assert name in page.lower(), name

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from penstock.contract.answer_contract import AnswerContract
 from penstock.contract.cache_events import CacheEvents
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, RequestFailed, RequestFinished
 from penstock.contract.limits import DEFAULT_LIMITS
@@ -18,7 +19,7 @@ from penstock.contract.request import EngineRequest, StopRules, TokenPrompt
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import CacheLog, Scheduler
-from penstock.engine import Engine, Intake, NoRecorder, Recorder
+from penstock.engine import Certifying, Engine, Intake, NoRecorder, Recorder
 from penstock.sim.clock import SimClock
 from penstock.sim.fake_model import golden
 from penstock.sim.fake_runner import FakeRunner
@@ -148,9 +149,10 @@ def build(
     num_blocks: int = 64,
     block_size: int = 4,
     cache_events: CacheEvents | None = None,
+    contract: AnswerContract | None = None,
     **scheduler,
 ) -> Harness:
-    """The parts, joined; `around` may put another runner around the fake one."""
+    """The parts, joined; `around` may put another runner around the fake one, and a `contract` certifies answers."""
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -161,9 +163,10 @@ def build(
     recorder = Recorder(record, config) if record else NoRecorder()
     driven = around(runner) if around else Unhurried(runner, pause) if pause else runner
     made = Scheduler(config) if cache_events is None else Scheduler(config, CacheLog())
-    engine = Engine(made, driven, text, recorder, cache_events=cache_events)
+    certifying = None if contract is None else Certifying(contract, text)
+    engine = Engine(made, driven, text, recorder, cache_events=cache_events, certifying=certifying)
     card = ModelCard("harness", 0, config.max_model_len, len(VOCABULARY), True)
-    intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy)
+    intake = Intake(text, card, DEFAULT_LIMITS, clock, lambda: 7, config.policy, certifying=certifying)
     return Harness(engine, intake, runner, text, clock, config, card)
 
 

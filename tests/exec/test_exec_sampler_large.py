@@ -97,3 +97,33 @@ def test_log_probabilities_of_a_prompt_are_as_near():
     assert [value for top in scores.top_logprobs for _, value in top] == pytest.approx(
         [exact[row, token] for row, top in enumerate(scores.top_logprobs) for token, _ in top], abs=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0}, {"seed": 7}, {"seed": 7, "top_k": 50, "temperature": 0.7}], ids=str
+)
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_a_log_probability_has_the_same_bits_however_many_alternatives_are_wanted(sample, fields, mode):
+    """One row in nine differed in the last bit when alternatives came from another sum than the token itself."""
+    logits = torch.randn(64, 20_000, generator=torch.Generator().manual_seed(1)) * 3
+
+    def wanting(count):
+        spec = SamplingParams(logprobs=count, logprobs_mode=mode, **fields).spec()
+        return sample(logits, [RowSampling.of(spec, choice) for choice in range(64)], [0] * 64)
+
+    alone = wanting(0)
+    for count in (1, 20):
+        sampled = wanting(count)
+        assert (sampled.tokens, sampled.logprobs, sampled.ranks) == (alone.tokens, alone.logprobs, alone.ranks)
+        for token, logprob, top in zip(sampled.tokens, sampled.logprobs, sampled.top_logprobs, strict=True):
+            assert dict(top).get(token, logprob) == logprob
+
+
+def test_equal_logits_have_equal_log_probabilities_and_none_is_above_a_greater_one(sample):
+    logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(2))
+    logits[:, 10:13] = 4.0
+    spec = SamplingParams(temperature=0, logprobs=20).spec()
+    for top in sample(logits, [RowSampling.of(spec, 0)] * 8, [0] * 8).top_logprobs:
+        values = [logprob for _, logprob in top]
+        assert len(set(values[:3])) == 1
+        assert values == sorted(values, reverse=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+from certificate_makers import CONTRACT
 from engine_harness import Harness, Scoring, Unhurried, build
 
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Output, PromptTokens, RequestFailed, RequestFinished
@@ -40,7 +41,9 @@ class Member:
         self.gone = False
         self.asked: list[ResolvedRequest] = []
         pause = config.pop("pause", 0.0)
-        self.bench: Harness = build(around=lambda runner: Unhurried(Scoring(runner), pause), **config)
+        self.bench: Harness = build(
+            around=lambda runner: Unhurried(Scoring(runner), pause), contract=CONTRACT, **config
+        )
         self.loop = EngineLoop(self.bench.engine, Ticks(), QueueLimits(max_queued))
         self.loop.start()
         self.client = LocalClient(self.bench.intake, self.loop)
@@ -150,6 +153,7 @@ def joined(outputs: Sequence[Output]) -> dict:
                 assert not deltas
             case RequestFinished(usage):
                 said["usage"] = (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens)
+                said["certificate"] = output.certificate
             case RequestFailed():
                 said["failed"] = output.message
     said["choices"] = {

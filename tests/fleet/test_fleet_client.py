@@ -35,16 +35,17 @@ requests = st.fixed_dictionaries(
         "sampling": st.sets(st.sampled_from(("logprobs", "prompt_logprobs"))),
         "echo": st.booleans(),
         "best_of": st.booleans(),
+        "certified": st.booleans(),
     }
 )
 
 
-def made(index: int, bench, *, prompt, sampling, echo, best_of, n, **rules) -> EngineRequest:
+def made(index: int, bench, *, prompt, sampling, echo, best_of, certified, n, **rules) -> EngineRequest:
     request = request_of(f"request-{index}", bench.text, prompt, n=n, **rules)
     spec = request.sampling
     for name in sampling:
         spec = spec.put(name, 2)
-    return replace(request, sampling=spec, echo=echo, best_of=n + 1 if best_of else None)
+    return replace(request, sampling=spec, echo=echo, best_of=n + 1 if best_of else None, certified=certified)
 
 
 def cutting(seed: int, mean: int):
@@ -70,6 +71,8 @@ def test_whatever_is_cut_each_stream_says_what_one_engine_says(asked, seed, mean
             for member in members.ever:
                 member.cut = lambda: False
         assert [joined(each) for each in answers] == expected
+        for each, answer in zip(asked, expected, strict=True):
+            assert bool(answer.get("certificate")) == each["certified"]
 
     with pytest.MonkeyPatch.context() as patch:  # nobody waits for a link to mend
         patch.setattr(client_module, "AGAIN_SECONDS", 0.0)

@@ -176,7 +176,12 @@ def test_logprobs_are_those_of_the_raw_distribution(vocabulary, temperature):
     chosen = choose_by(logits, **columns(8, logprobs=True, temperature=temperature))
     exact = logits.double().log_softmax(-1).gather(-1, chosen.tokens[:, None]).squeeze(-1)
     torch.testing.assert_close(chosen.logprobs.double(), exact, atol=2e-6, rtol=1e-6)
-    assert not choose_by(logits, **columns(8)).logprobs.any()
+    others = (logits.double() - chosen.normalizers[:, None]).float()
+    assert torch.equal(others.gather(-1, chosen.tokens[:, None]).squeeze(-1), chosen.logprobs)
+    torch.testing.assert_close(others.double(), logits.double().log_softmax(-1), atol=2e-6, rtol=1e-6)
+    unwanted = choose_by(logits, **columns(8))
+    assert not unwanted.logprobs.any()
+    assert not unwanted.normalizers.any()
 
 
 def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
@@ -190,6 +195,7 @@ def test_a_row_sees_neither_neighbours_nor_threads_nor_strides():
         alone = choose_by(logits[row : row + 1], **{name: column[row : row + 1] for name, column in given.items()})
         assert alone.tokens[0] == whole.tokens[row]
         assert alone.logprobs[0] == whole.logprobs[row]
+        assert alone.normalizers[0] == whole.normalizers[row]
     here.set_threads(3)
     again = choose_by(logits.contiguous(), **given)
     assert torch.equal(again.tokens, whole.tokens)

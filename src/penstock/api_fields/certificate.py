@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from penstock.api_fields.fields import BOOLEAN, Field
+from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter
 
-__all__ = ["CERTIFICATE", "CERTIFICATE_HEADER", "certificate_headers", "check_certified"]
+__all__ = [
+    "CERTIFICATE",
+    "CERTIFICATE_HEADER",
+    "certificate_field",
+    "certificate_headers",
+    "check_certified",
+    "check_unasked_by_header",
+]
 
 CERTIFICATE = Field(
     "certificate",
@@ -29,6 +38,22 @@ def check_certified(prompts: int, *, prompt_only: bool) -> None:
         )
     if prompt_only:
         raise InvalidParameter("certificate", "certificate is of generated tokens, and max_tokens is 0.")
+
+
+def check_unasked_by_header(headers: Mapping[str, str]) -> None:
+    """Make sure that nobody asks for a certificate by the header that an answer has.
+
+    Raises:
+        InvalidParameter: a request has it.
+    """
+    if CERTIFICATE_HEADER in headers:
+        message = f'{CERTIFICATE_HEADER} is a header of answers; ask with "certificate": true in the body.'
+        raise InvalidParameter(CERTIFICATE_HEADER, message, code="unsupported_parameter")
+
+
+def certificate_field(certificate: str, *, wanted: bool) -> JsonObject:
+    """The field of an answer, null if it has no certificate; none if it is not wanted."""
+    return {"certificate": certificate or None} if wanted else {}
 
 
 def certificate_headers(certificate: str) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Certificates of what the engine answers: the request as it is certified, and the answer as it comes.
 
 Decides what of a request an answer depends on. Left out is what only its own caller sees: ids, tenants, priorities,
-and the scores of the prompt. How many alternatives to a token are shown is not left out: with any, its log probability
-is summed up in another order, and may differ in its last bit.
+the scores of the prompt, and how many alternatives to a token are shown, on which its log probability does not depend.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Certifier:
 def certified_request(resolved: ResolvedRequest) -> CertifiedRequest:
     """All that the answer to a request depends on beside the model."""
     first, reader = resolved.sequences[0], resolved.reader
-    sampling = first.sampling.without("prompt_logprobs")
+    sampling = first.sampling.without("prompt_logprobs").put("logprobs", 0)
     return CertifiedRequest(
         prompt=first.prompt,
         choices=resolved.answered,

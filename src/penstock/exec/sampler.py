@@ -4,9 +4,10 @@ Decides how the stages of `penstock.sampling` are run and how a token is drawn: 
 in CPU memory and the call knows all stages of the row, otherwise stage by stage in torch. Does not know the maths of a
 parameter, nor sequences: a row is its logits, a `RowSampling` and a position.
 
-Invariants: a row's result and the path it takes depend on that row alone; a row pays only for the stages that it uses;
-the device is waited for once a step (and once more for top_p). Only operations that work row by row are used. In
-particular no `sum` of floats over a row: torch adds up a single row in another order than one of several.
+Invariants: a row's result and the path it takes depend on that row alone; the log probability of its token has the same
+bits however many top tokens are requested; a row pays only for the stages that it uses; the device is waited for once a
+step (and once more for top_p). Only operations that work row by row are used. In particular no `sum` of floats over a
+row: torch adds up a single row in another order than one of several.
 """
 
 from __future__ import annotations
@@ -198,9 +199,7 @@ def _sample_compiled(
         drawn = torch.tensor(_uniforms(samplings, positions), dtype=torch.float64)
     chosen = choose(logits, metadata, drawn)
     sampled = Sampled.unscored(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
-    scored = _scored(samplings)
-    if scored:
-        _score(sampled, logits, samplings, scored)
+    _score(sampled, logits, samplings, _scored(samplings), lambda rows: _normalized(logits, chosen.normalizers, rows))
     return sampled
 
 
@@ -251,8 +250,8 @@ def _sample_in_torch(
     # Token ids are exact in float64, so that one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
     sampled = Sampled.unscored([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
-    _score(sampled, logits, samplings, raw)
-    _score(sampled, staged, samplings, processed)
+    _score(sampled, logits, samplings, raw, lambda rows: log_probabilities(logits[_index(rows, logits)]))
+    _score(sampled, staged, samplings, processed, lambda rows: log_probabilities(staged[_index(rows, staged)]))
     return sampled
 
 
@@ -313,35 +312,45 @@ def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
     return logprobs
 
 
-def _score(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of rows that want some."""
+def _score(
+    sampled: Sampled,
+    logits: Tensor,
+    samplings: Sequence[RowSampling],
+    rows: Sequence[int],
+    logprobs_of: Callable[[Sequence[int]], Tensor],
+) -> None:
+    """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of rows that want some.
+
+    `logprobs_of` gives the log probabilities `[R, V]` of some rows, computed as those of their chosen tokens were: a
+    chosen token's has the same bits however many top tokens are requested, and where it is one of them.
+    """
     if not rows:
         return
     ranks = ranks_of(logits[_index(rows, logits)], torch.tensor([sampled.tokens[row] for row in rows]))
     for row, rank in zip(rows, ranks, strict=True):
         sampled.ranks[row] = rank
-    _score_top(sampled, logits, samplings, [row for row in rows if samplings[row].top])
+    several = [row for row in rows if samplings[row].top]
+    if several:
+        counts = [samplings[row].top for row in several]
+        found = top_tokens(logits[_index(several, logits)], logprobs_of(several), counts)
+        for row, top in zip(several, found, strict=True):
+            sampled.top_logprobs[row] = top
 
 
-def _score_top(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
-    """Note the top tokens of `rows`, and the chosen token's log probability if it is among them."""
-    if not rows:
-        return
-    of = logits[_index(rows, logits)]  # [R, V]
-    logprobs = log_probabilities(of)
-    chosen = torch.tensor([sampled.tokens[row] for row in rows], device=logits.device)
-    own = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
-    found = top_tokens(of, logprobs, [samplings[row].top for row in rows])
-    for row, logprob, top in zip(rows, own, found, strict=True):
-        sampled.logprobs[row], sampled.top_logprobs[row] = logprob, top
+def _normalized(logits: Tensor, normalizers: Tensor, rows: Sequence[int]) -> Tensor:
+    """The log probabilities `[R, V]` float32 of `rows` as the compiled call computes that of the chosen token."""
+    at = _index(rows, logits)
+    return (logits[at].double() - normalizers[at, None]).float()
 
 
 def score_again(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
     """Report the tokens of `rows` with log probabilities and ranks under other `logits`, `[len(rows), V]`; in place."""
     part, everyone = sampled.select(rows), range(len(rows))
     own = [samplings[row] for row in rows]
-    _score(part, logits, own, everyone)
-    _score_top(part, logits, own, [row for row in everyone if not own[row].top])  # only for the log probability
+    logprobs = log_probabilities(logits)  # [R, V]
+    chosen = torch.tensor(part.tokens, device=logits.device)
+    part.logprobs[:] = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
+    _score(part, logits, own, everyone, lambda several: logprobs[_index(several, logits)])
     sampled.put(rows, part)
 
 

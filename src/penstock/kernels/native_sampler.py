@@ -74,11 +74,13 @@ class Choices:
         tokens: `[S]` int64; meaningless where the row failed.
         logprobs: `[S]` float32 under the raw distribution, 0 where `wants_logprob` is false.
         failed: `[S]` bool: the logits have a NaN or +inf, or are all -inf.
+        normalizers: `[S]` float64, where `wants_logprob`: any token's log probability is its logit less this, rounded.
     """
 
     tokens: Tensor
     logprobs: Tensor
     failed: Tensor
+    normalizers: Tensor
 
 
 def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor | None = None) -> Choices:
@@ -110,6 +112,7 @@ def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor
     tokens = torch.empty(count, dtype=torch.int64)
     logprobs = torch.empty(count, dtype=torch.float32)
     failed = torch.empty(count, dtype=torch.bool)
+    normalizers = torch.empty(count, dtype=torch.float64)
     scratch = torch.empty((count, vocabulary), dtype=torch.float32) if metadata.random else None
     native = required()
     cpu.sample(
@@ -118,10 +121,15 @@ def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor
         logits=native.Rows(logits.data_ptr(), logits.stride(0), 0),
         columns=metadata.columns,
         uniform=uniform.data_ptr(),
-        out=native.SampledColumns(tokens=tokens.data_ptr(), logprobs=logprobs.data_ptr(), failed=failed.data_ptr()),
+        out=native.SampledColumns(
+            tokens=tokens.data_ptr(),
+            logprobs=logprobs.data_ptr(),
+            failed=failed.data_ptr(),
+            normalizers=normalizers.data_ptr(),
+        ),
         scratch=0 if scratch is None else scratch.data_ptr(),
     )
-    return Choices(tokens, logprobs, failed)
+    return Choices(tokens, logprobs, failed, normalizers)
 
 
 def _check_column(name: str, column: Tensor, dtype: torch.dtype, count: int) -> None:

@@ -27,7 +27,7 @@ from penstock.server.anthropic.messages_request import (
     parse_messages,
 )
 from penstock.server.delivery.call_arguments import arguments_object, spoken_and_called
-from penstock.server.delivery.deliveries import Delivery, WholeDelivery
+from penstock.server.delivery.deliveries import NOTHING_MORE, Delivery, whole_delivery
 from penstock.server.delivery.named_events import NamedEventDelivery
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import caller_of
@@ -63,7 +63,9 @@ class MessageFormatter:
         self._called = False
         self.place = START
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """The `message` object."""
         ((delta, finished),) = choices
         content = [_block("thinking", delta.reasoning)] if delta.reasoning else []
@@ -72,7 +74,8 @@ class MessageFormatter:
             for part in spoken_and_called(delta)
         ]
         content = content or [_block("text", "")]
-        return self._head | {"content": content} | _ending(finished, bool(delta.calls)) | {"usage": _usage(usage)}
+        ending = _ending(finished, bool(delta.calls))
+        return self._head | {"content": content} | ending | {"usage": _usage(usage)} | more
 
     def opening(self) -> Iterator[JsonObject]:
         """The empty message."""
@@ -105,13 +108,13 @@ class MessageFormatter:
             self.place = self.place.plus(calls=len(piece.arguments))
             yield self._more({"type": "input_json_delta", "partial_json": piece.arguments})
 
-    def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
+    def closing(self, finished: ChoiceFinished, usage: Usage, more: JsonObject = NOTHING_MORE) -> Iterator[JsonObject]:
         """The events that end the last block and the message."""
         if not self._blocks:
             yield from self._into("text")
         yield from self._stop()
         yield {"type": "message_delta", "delta": _ending(finished, self._called), "usage": _usage(usage)}
-        yield {"type": "message_stop"}
+        yield {"type": "message_stop"} | more
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:  # noqa: ARG002 (EventFormatter's signature)
         """Anthropic's error event, which its clients raise as an exception."""
@@ -180,7 +183,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
                 return error_response(error, parsed.aliases)
             delivery = NamedEventDelivery(parsed, MessageFormatter(parsed.id, parsed.model, len(prompt.token_ids)))
         else:
-            delivery = WholeDelivery(MessageFormatter(parsed.id, parsed.model), parsed.num_choices)
+            delivery = whole_delivery(parsed, MessageFormatter(parsed.id, parsed.model))
         return serving.respond(parsed, delivery)
 
     count_extra = request_body(fitted(COUNT_FIELDS, serving.card), NEUTRAL_COUNT, "messages")

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from penstock.api_fields.certificate import CERTIFICATE
 from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.do_sample import DO_SAMPLE
 from penstock.api_fields.fields import BOOLEAN, INTEGER, OBJECT, TEXT, Field, Kind, Neutrals, read_fields, read_object
@@ -94,6 +96,7 @@ MESSAGES_FIELDS = (
     Field("metadata", METADATA, "user_id: the `enduser.id` of the request's span, and its tenant. Not logged."),
     Field("stop_sequences", STRINGS, "Texts that end the answer."),
     Field("stream", BOOLEAN, "Answer in events."),
+    CERTIFICATE,
     *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )
 COUNT_FIELDS = _PROMPT_FIELDS
@@ -147,9 +150,10 @@ def parse_messages(body: JsonObject, response_id: str, card: ModelCard, limits: 
     options = read_options(
         {name: value for name, value in wanted.items() if value is not None}, {}, aliases, card, limits
     )
+    request = chat.applied(options.request(response_id, chat.prompt))
     return ParsedRequest(
         id=response_id,
-        requests=(chat.applied(options.request(response_id, chat.prompt)),),
+        requests=(replace(request, certified=given.get("certificate", False)),),
         stream=given.get("stream", False),
         aliases=aliases | chat.offer.aliases,
         model=model,

@@ -39,7 +39,9 @@ SCHEMAS: JsonObject = {
                     "output_tokens": INTEGER,
                 }
             ),
-        }
+            "certificate": OPTIONAL_STRING,
+        },
+        optional=("certificate",),
     ),
     "AnthropicCount": object_of({"input_tokens": INTEGER}),
 }

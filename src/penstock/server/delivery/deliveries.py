@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from penstock.api_fields.answers import running_usage_object
-from penstock.api_fields.certificate import certificate_headers
+from penstock.api_fields.certificate import certificate_field, certificate_headers
 from penstock.api_fields.prompt_logprobs import PromptLogprobs, add_prompt_logprobs
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.api_fields.timings import timings_object
@@ -27,6 +27,7 @@ from penstock.server.http.failures import json_response
 from penstock.server.http.response_writer import EVENT_HEADERS, TEXT_HEADERS, ResponseWriter
 
 __all__ = [
+    "NOTHING_MORE",
     "ChunkFormatter",
     "Delivery",
     "EventDelivery",
@@ -45,8 +46,10 @@ NOTHING_MORE: JsonObject = {}
 class ResponseFormatter(Protocol):
     """Formats the complete answers of one endpoint."""
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
-        """The complete answer."""
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
+        """The complete answer, with the fields `more`."""
         ...
 
 
@@ -105,14 +108,13 @@ class WholeDelivery:
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
                 transcript.take(output)
-        answer = self._formatter.whole(transcript.choices(), outputs.usage)
+        more = certificate_field(outputs.certificate, wanted=self._certified)
+        answer = self._formatter.whole(transcript.choices(), outputs.usage, more)
         if self._prompt_logprobs is not None:
             prompts = [prompt for _, prompt in sorted(outputs.prompts.items())]
             add_prompt_logprobs(answer, self._prompt_logprobs, prompts)
         if self._timings:
             answer["timings"] = _timings(outputs, self._num_choices)
-        if self._certified:
-            answer["certificate"] = outputs.certificate or None
         response = json_response(200, answer)
         response.headers.update(certificate_headers(outputs.certificate))
         await writer.respond(response)
@@ -152,11 +154,9 @@ class EventDelivery:
                         await writer.start(EVENT_HEADERS)
                         await writer.write(events)
         await writer.start(EVENT_HEADERS)
-        more: JsonObject = {}
+        more = certificate_field(outputs.certificate, wanted=parsed.certified)
         if parsed.timings:
             more["timings"] = _timings(outputs, parsed.num_choices)
-        if parsed.certified:
-            more["certificate"] = outputs.certificate or None
         closing = b"" if self._had.usage else self._closing(outputs.usage, self._ids.usage, more)
         await writer.write(closing + DONE + self._ids.end + b"\n")
         await writer.end()

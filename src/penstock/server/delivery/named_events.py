@@ -12,12 +12,13 @@ from contextlib import aclosing
 from itertools import chain
 from typing import Protocol
 
+from penstock.api_fields.certificate import certificate_field
 from penstock.api_fields.strict_json import JsonObject, encode
 from penstock.contract.errors import EngineFault
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
 from penstock.contract.places import MOST_TOKENS, Place, in_parts
 from penstock.server.delivery.catching_up import CatchUp
-from penstock.server.delivery.deliveries import ResponseFormatter
+from penstock.server.delivery.deliveries import NOTHING_MORE, ResponseFormatter
 from penstock.server.delivery.event_ids import END, NamedPosition, id_line
 from penstock.server.delivery.output_stream import OutputStream
 from penstock.server.delivery.parsed_request import ParsedRequest
@@ -45,8 +46,8 @@ class EventFormatter(ResponseFormatter, Protocol):
         """The events for more of the choice; none if they would be empty."""
         ...
 
-    def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterable[JsonObject]:
-        """The events that end a complete answer."""
+    def closing(self, finished: ChoiceFinished, usage: Usage, more: JsonObject = NOTHING_MORE) -> Iterable[JsonObject]:
+        """The events that end a complete answer, the last one with the answer's fields `more`."""
         ...
 
     def failing(self, error: JsonObject, usage: Usage) -> Iterable[JsonObject]:
@@ -65,6 +66,7 @@ class NamedEventDelivery:
         self._formatter = formatter
         self._positions = positions
         self._id = parsed.id
+        self._certified = parsed.certified
         self._had = NamedPosition.read(parsed.position)
         self._behind = CatchUp(0, self._had.place, whole=True) if parsed.position else None
         self._now = NamedPosition(events=self._had.events)
@@ -89,7 +91,8 @@ class NamedEventDelivery:
             raise EngineFault("The engine ended the answer before it was complete.")
         if self._behind is not None:
             self._behind.check_end()
-        closing = chain(self._told(), self._formatter.closing(finished, outputs.usage))
+        more = certificate_field(outputs.certificate, wanted=self._certified)
+        closing = chain(self._told(), self._formatter.closing(finished, outputs.usage, more))
         *before, (last, _) = self._fresh(closing)
         await self._send(writer, (*before, (last, END)))
         if self._positions is not None:

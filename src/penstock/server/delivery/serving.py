@@ -15,6 +15,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.api_fields.certificate import check_unasked_by_header
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.journal import AnswerJournal
 from penstock.contract.limits import RequestLimits
@@ -124,13 +125,14 @@ class Serving:
         Prompts are normalised too; a response header lists what was done to them.
 
         Raises:
-            InvalidParameter: the caller's timeout header is malformed.
+            InvalidParameter: the caller's timeout header is malformed, or another header is one of answers.
         """
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)
         parsed, done = self.normalize(parsed)
         if done:
             http_request.scope.setdefault(EXTRA_HEADERS, {})["x-normalized"] = ", ".join(done)
+        check_unasked_by_header(http_request.headers)
         caching = answer_caching(http_request.headers)
         return bound(self.adapted(parsed), caller, seconds, caching)
 

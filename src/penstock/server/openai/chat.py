@@ -36,7 +36,7 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Us
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.contract.tools import CallPiece, made_calls
-from penstock.server.delivery.deliveries import chunk_delivery
+from penstock.server.delivery.deliveries import NOTHING_MORE, chunk_delivery
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.caller import caller_of
@@ -179,7 +179,9 @@ class ChatFormatter:
         self._head = {"id": response_id, "created": created, "model": model, "system_fingerprint": None}
         self._logprobs = logprobs
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """A `chat.completion`."""
         objects = [
             {
@@ -191,7 +193,8 @@ class ChatFormatter:
             }
             for delta, finished in choices
         ]
-        return {**self._head, "object": "chat.completion", "choices": objects, "usage": chat_usage_object(usage)}
+        said = {"object": "chat.completion", "choices": objects, "usage": chat_usage_object(usage)}
+        return {**self._head, **said, **more}
 
     def opening(self, index: int) -> JsonObject:
         """The chunk with the role; sent together with the choice's first token."""
@@ -249,7 +252,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         if body.get("store"):
             tenant = caller_of(http_request.scope).name
             entry = StoredCompletion(tenant, {"metadata": dict(parsed.metadata)}, tuple(body["messages"]))
-            delivery = Storing(delivery, formatter, store, entry, parsed.num_choices)
+            delivery = Storing(delivery, formatter, store, entry, parsed.num_choices, parsed.certified)
         return serving.respond(parsed, delivery)
 
     body = request_body(fitted(CHAT_FIELDS, serving.card), NEUTRAL_CHAT, "messages")

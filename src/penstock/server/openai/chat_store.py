@@ -13,6 +13,7 @@ from functools import partial
 
 from fastapi import Request, Response
 
+from penstock.api_fields.certificate import certificate_field
 from penstock.api_fields.fields import LABELS, Field, Neutrals, read_fields
 from penstock.api_fields.strict_json import JsonObject, encode, weight
 from penstock.contract.errors import InvalidParameter
@@ -88,6 +89,7 @@ class Storing:
         inner: the delivery to the client.
         formatter: builds the complete completion, even if chunks are delivered.
         entry: what to store, except for the completion itself.
+        certified: whether the completion has its certificate.
     """
 
     inner: Delivery
@@ -95,6 +97,7 @@ class Storing:
     store: CompletionStore
     entry: StoredCompletion
     num_choices: int
+    certified: bool
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
         """Deliver, and store a complete answer before its end is sent."""
@@ -111,7 +114,8 @@ class Storing:
         if outputs.kept is None or not outputs.complete:
             return
         kept, outputs.kept = outputs.kept, None  # only once, even if this fails
-        whole = self.formatter.whole(kept.choices(), outputs.usage)
+        more = certificate_field(outputs.certificate, wanted=self.certified)
+        whole = self.formatter.whole(kept.choices(), outputs.usage, more)
         self.store.put(replace(self.entry, body=whole | {"metadata": self.entry.body["metadata"]}))
         await self.store.settled()
 

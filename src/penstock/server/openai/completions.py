@@ -33,7 +33,7 @@ from penstock.contract.events import ChoiceDelta, ChoiceFinished, TokenPiece, Us
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
 from penstock.sampling import SamplingParams
-from penstock.server.delivery.deliveries import chunk_delivery
+from penstock.server.delivery.deliveries import NOTHING_MORE, chunk_delivery
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.openapi import answers, request_body
@@ -121,13 +121,15 @@ class CompletionFormatter:
         }
         self._logprobs = logprobs
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """The complete `text_completion`."""
         objects = [
             {**self._choice(delta), "finish_reason": finished.reason.value, "stop_reason": finished.stop}
             for delta, finished in choices
         ]
-        return {**self._head, "choices": objects, "usage": usage_object(usage)}
+        return {**self._head, "choices": objects, "usage": usage_object(usage), **more}
 
     def opening(self, index: int) -> None:
         """Completions have no role to open with."""

@@ -5,9 +5,12 @@ The answer is `{"text", "finish_reason", "usage"}`, or plain text when streamed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import Request, Response
 
 from penstock.api_fields.answers import usage_object
+from penstock.api_fields.certificate import CERTIFICATE
 from penstock.api_fields.do_sample import STOP_ON_EOS, move_stop_on_eos
 from penstock.api_fields.fields import BOOLEAN, INTEGER, Field, Neutrals, read_fields
 from penstock.api_fields.fitted_fields import fitted
@@ -27,7 +30,7 @@ from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
 from penstock.contract.limits import RequestLimits
 from penstock.contract.model import ModelCard
-from penstock.server.delivery.deliveries import Delivery, TextDelivery, whole_delivery
+from penstock.server.delivery.deliveries import NOTHING_MORE, Delivery, TextDelivery, whole_delivery
 from penstock.server.delivery.parsed_request import ParsedRequest
 from penstock.server.delivery.serving import Serving
 from penstock.server.http.openapi import answers, request_body
@@ -41,6 +44,7 @@ GENERATE_FIELDS = (
     Field("echo", BOOLEAN, "Begin the text with the prompt, as RoseInfer's answers do."),
     STOP_ON_EOS,
     TIMINGS,
+    CERTIFICATE,
     *COMMON_FIELDS,
     *sampling_fields("best_of", "logprobs", "logprobs_mode", "n"),
 )
@@ -69,12 +73,13 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
     if "prompt" not in given:
         raise InvalidParameter("prompt", "prompt is missing.", code="missing_value")
     prompt = read_prompt(given["prompt"], "prompt", card, limits)
-    timings, stream = given.get("timings", False), given.get("stream", False)
-    if timings and stream:
-        raise InvalidParameter("timings", "timings has no place in a stream of plain text; leave out stream.")
+    timings, certified, stream = (given.get(name, False) for name in ("timings", "certificate", "stream"))
+    for name, wanted in (("timings", timings), ("certificate", certified)):
+        if wanted and stream:
+            raise InvalidParameter(name, f"{name} has no place in a stream of plain text; leave out stream.")
     return ParsedRequest(
         id=response_id,
-        requests=(options.request(response_id, prompt),),
+        requests=(replace(options.request(response_id, prompt), certified=certified),),
         stream=stream,
         events=False,
         timings=timings,
@@ -88,10 +93,13 @@ def parse_generate(body: JsonObject, response_id: str, card: ModelCard, limits: 
 class GenerateFormatter:
     """Formats the simple endpoint's answer."""
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """The complete answer: the only choice and the usage."""
         ((delta, finished),) = choices
-        return {"text": delta.text, "finish_reason": finished.reason.value, "usage": usage_object(usage)}
+        said = {"text": delta.text, "finish_reason": finished.reason.value, "usage": usage_object(usage)}
+        return said | more
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:

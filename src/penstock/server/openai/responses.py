@@ -14,12 +14,13 @@ from dataclasses import replace
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from penstock.api_fields.certificate import certificate_headers
 from penstock.api_fields.fields import read_fields
 from penstock.api_fields.fitted_fields import fitted
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import InvalidParameter, RequestError
 from penstock.contract.request import Message
-from penstock.server.delivery.deliveries import WholeDelivery
+from penstock.server.delivery.deliveries import WholeDelivery, whole_delivery
 from penstock.server.delivery.event_ids import END, HEADER
 from penstock.server.delivery.named_events import UNKNOWN, NamedEventDelivery, named_event
 from penstock.server.delivery.parsed_request import ParsedRequest
@@ -80,11 +81,11 @@ class Responses:
         if wanted.background:
             if (known := self.store.peek(parsed.id)) is not None:  # the same request, with the same idempotency key
                 await self.store.settled()
-                return json_response(200, known.body)
+                return _stored_response(known.body)
             return json_response(200, await self._background.begin(wanted, body, caller.name))
         formatter = Keeper(self.store, wanted, caller.name).formatter()
         formatter.begin()
-        return self._serving.respond(parsed, Kept(WholeDelivery(formatter, parsed.num_choices), formatter, self.store))
+        return self._serving.respond(parsed, Kept(whole_delivery(parsed, formatter), formatter, self.store))
 
     def _sent_stream(self, wanted: ResponseRequest) -> SentStream:
         """The record of the response's earlier stream, if this server sent one; otherwise a new record."""
@@ -193,6 +194,13 @@ class Responses:
         return stored.history
 
 
+def _stored_response(body: JsonObject) -> Response:
+    """A response as it was stored; if it has a certificate, with its digest in a header as when it was made."""
+    response = json_response(200, body)
+    response.headers.update(certificate_headers(body.get("certificate") or ""))
+    return response
+
+
 def _from_before() -> HttpRefusal:
     message = f"starting_after: that event is from before this server's start; repeat the request with {HEADER}."
     return HttpRefusal(404, message, code="stream_not_found", param="starting_after")
@@ -227,7 +235,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
             raise InvalidParameter("starting_after", "starting_after must be the number of an event.")
         if flag(query, "stream"):
             return responses.replay(response_id, caller_of(http_request.scope), int(after))
-        return json_response(200, responses.store.get(response_id, caller_of(http_request.scope).name).body)
+        return _stored_response(responses.store.get(response_id, caller_of(http_request.scope).name).body)
 
     async def delete_response(http_request: Request, response_id: str) -> Response:
         """Forget a stored response."""
@@ -237,7 +245,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
     async def cancel_response(http_request: Request, response_id: str) -> Response:
         """End a response that is being made."""
-        return json_response(200, await responses.cancel(response_id, caller_of(http_request.scope)))
+        return _stored_response(await responses.cancel(response_id, caller_of(http_request.scope)))
 
     async def list_input_items(http_request: Request, response_id: str) -> Response:
         """The items that a stored response answered, the latest first."""

@@ -18,6 +18,7 @@ from penstock.contract.places import START
 from penstock.contract.request import Message
 from penstock.contract.tools import CallPiece, ToolCall
 from penstock.server.delivery.call_arguments import closed
+from penstock.server.delivery.deliveries import NOTHING_MORE
 
 __all__ = ["ResponsesFormatter", "usage_of"]
 
@@ -89,12 +90,14 @@ class ResponsesFormatter:
         """Begin the response, and return it without any output."""
         return self._stored(self._object("in_progress", [], None))
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """The complete response."""
         ((delta, finished),) = choices
         for _ in (*self.piece(delta), *self._last_events(STATUSES[finished.reason])):
             pass
-        return self._end(STATUSES[finished.reason], usage)
+        return self._end(STATUSES[finished.reason], usage, more=more)
 
     def opening(self) -> Iterator[JsonObject]:
         """The events before any item."""
@@ -121,11 +124,11 @@ class ResponsesFormatter:
                 yield from self._say(part, heads[0].tokens_before if heads else None)
         self._told += len(delta.text)
 
-    def closing(self, finished: ChoiceFinished, usage: Usage) -> Iterator[JsonObject]:
+    def closing(self, finished: ChoiceFinished, usage: Usage, more: JsonObject = NOTHING_MORE) -> Iterator[JsonObject]:
         """The events that end the last item and the response."""
         status = STATUSES[finished.reason]
         yield from self._last_events(status)
-        response = self._end(status, usage)
+        response = self._end(status, usage, more=more)
         yield self._event(LAST_EVENTS.get(status, "response.incomplete"), response=response)
 
     def _last_events(self, status: str) -> Iterator[JsonObject]:
@@ -258,9 +261,15 @@ class ResponsesFormatter:
 
     # --- the response
 
-    def _end(self, status: str, usage: Usage | None, error: JsonObject | None = None) -> JsonObject:
+    def _end(
+        self,
+        status: str,
+        usage: Usage | None,
+        error: JsonObject | None = None,
+        more: JsonObject = NOTHING_MORE,
+    ) -> JsonObject:
         self.ended = True
-        response = self._object(status, self._output(status), usage)
+        response = self._object(status, self._output(status), usage) | more
         response["error"] = error
         if status == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}

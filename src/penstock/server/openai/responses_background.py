@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 
+from penstock.api_fields.certificate import certificate_field
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.errors import EngineDead, EngineFault, Overloaded, PenstockError, RequestError
 from penstock.contract.events import ChoiceDelta, ChoiceFinished
@@ -177,7 +178,9 @@ class BackgroundResponses:
             while self._is_wanted(parsed.id):
                 outputs = entered or OutputStream(self._serving.live, parsed)
                 try:
-                    formatter.whole(await _whole(outputs), outputs.usage)
+                    choices = await _whole(outputs)
+                    more = certificate_field(outputs.certificate, wanted=parsed.certified)
+                    formatter.whole(choices, outputs.usage, more)
                 except PenstockError as error:
                     if again and isinstance(error, Overloaded):
                         await asyncio.sleep(PAUSE_SECONDS)

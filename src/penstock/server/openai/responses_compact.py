@@ -15,6 +15,7 @@ from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.events import ChoiceDelta, ChoiceFinished, Usage
 from penstock.contract.request import ChatPrompt, EngineRequest, Message, StopRules
 from penstock.sampling import SamplingParams
+from penstock.server.delivery.deliveries import NOTHING_MORE
 from penstock.server.openai.responses_answer import usage_of
 from penstock.server.openai.responses_stored import input_items
 
@@ -57,7 +58,9 @@ class CompactionFormatter:
         self._stem = response_id.removeprefix("resp_")
         self._history = history
 
-    def whole(self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage) -> JsonObject:
+    def whole(
+        self, choices: list[tuple[ChoiceDelta, ChoiceFinished]], usage: Usage, more: JsonObject = NOTHING_MORE
+    ) -> JsonObject:
         """The user's messages and the summary."""
         ((delta, _),) = choices
         kept = input_items([message for message in self._history if message.role == "user"], self._stem)
@@ -69,4 +72,5 @@ class CompactionFormatter:
             "created_at": int(time.time()),
             "output": [*kept, compaction],
             "usage": usage_of(usage),
+            **more,
         }

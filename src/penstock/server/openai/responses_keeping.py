@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
+from penstock.api_fields.certificate import certificate_field
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.events import Usage
 from penstock.contract.request import Message
@@ -64,6 +65,7 @@ class Keeper:
             "top_logprobs": 0,
             "truncation": "disabled",
             **wanted.repeated,
+            **certificate_field("", wanted=wanted.parsed.certified),  # until it ends
         }
         return ResponsesFormatter(head, self.keep, logprobs=wanted.logprobs)
 

@@ -7,8 +7,9 @@ OpenAI), and the input.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from penstock.api_fields.certificate import CERTIFICATE
 from penstock.api_fields.chat_options import ChatOptions
 from penstock.api_fields.do_sample import DO_SAMPLE
 from penstock.api_fields.fields import (
@@ -159,6 +160,7 @@ RESPONSES_FIELDS = (
     ),
     USER,
     SAFETY_IDENTIFIER,
+    CERTIFICATE,
     *HINTS,
     *(field for field in sampling_fields() if field.name in (*SAMPLING, DO_SAMPLE.name)),
 )
@@ -258,7 +260,7 @@ def parse_response(
     request = chat.applied(options.request(response_id, chat.prompt))
     parsed = ParsedRequest(
         response_id,
-        (request,),
+        (replace(request, certified=given.get("certificate", False)),),
         stream=stream,
         aliases=ALIASES | chat.offer.aliases,
         model=model,

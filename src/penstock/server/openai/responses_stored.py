@@ -53,6 +53,7 @@ def stored_events(body: JsonObject) -> Iterator[JsonObject]:
 
 def _events(body: JsonObject) -> Iterator[JsonObject]:
     begun = body | {"status": "in_progress", "output": [], "usage": None, "error": None, "incomplete_details": None}
+    begun |= {"certificate": None} if "certificate" in body else {}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     if body["status"] == "in_progress":

@@ -140,9 +140,10 @@ SCHEMAS: JsonObject = {
             "finish_reason": FINISH,
             "usage": reference("Usage"),
             "timings": reference("Timings"),
+            "certificate": nullable(STRING),
             "prompt_logprobs": PROMPT_LOGPROBS_SCHEMA,
         },
-        optional=("timings", "prompt_logprobs"),
+        optional=("timings", "certificate", "prompt_logprobs"),
     ),
     "Timings": object_of(
         {
@@ -193,6 +194,7 @@ SCHEMAS: JsonObject = {
             "model": STRING,
             "output": list_of({"type": "object"}),
             "usage": nullable({"type": "object"}),
+            "certificate": nullable(STRING),
         },
         "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
     },
