@@ -40,7 +40,13 @@ class Asked:
 
 
 class Contender(Protocol):
-    """A router that takes part. Replicas are named by their numbers, in decimal."""
+    """A router that takes part. Replicas are named by their numbers, in decimal.
+
+    Attributes:
+        reads_reports: whether it reads what replicas say of themselves.
+    """
+
+    reads_reports: bool
 
     def set_replicas(self, names: Sequence[str]) -> None:
         """These exist now."""
@@ -62,10 +68,15 @@ class Contender(Protocol):
 
 
 class Ours:
-    """`penstock.routing.Router`, which reads reports that are up to half a second old."""
+    """`penstock.routing.Router`, which reads reports that are up to half a second old.
+
+    A replica reports only when it has decided something (`FleetConfig`), so silence says nothing of it.
+    """
+
+    reads_reports = True
 
     def __init__(self, seed: int, **options: float) -> None:
-        self.router = Router(seed=seed, **options)  # type: ignore[arg-type]
+        self.router = Router(seed=seed, silence=math.inf, **options)  # type: ignore[arg-type]
 
     def set_replicas(self, names: Sequence[str]) -> None:
         """See `Contender.set_replicas`."""
@@ -100,6 +111,7 @@ class Rival:
     """
 
     tries = 3
+    reads_reports = False
 
     def __init__(self, seed: int, at_once: Callable[[str], int]) -> None:
         self.random = random.Random(seed)
@@ -268,6 +280,7 @@ CHARS = 4
 
 RIVALS: dict[str, Callable[[int, Callable[[str], int]], Contender]] = {
     "ours": lambda seed, _: Ours(seed),
+    "ours, told that replicas read 100 tokens/s": lambda seed, _: Ours(seed, tokens_per_second=100.0),
     "round robin": RoundRobin,
     "two choices": TwoChoices,
     "least requests": LeastRequests,

@@ -1,20 +1,48 @@
-"""Runs a trace through a fleet and a router, event by event, and says what came of it."""
+"""Runs a trace through a fleet and a router, event by event, and says what came of it.
+
+Replicas are simulated engines (`penstock.foresight`): the scheduler that serves, on a simulated clock. What costs time
+here are their decisions and the messages, not the replicas and not the seconds.
+"""
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from fleet_sim.replica import Job, ReplicaConfig, SimReplica
+from fleet_sim.replica import ReplicaConfig, replica_engine
 from fleet_sim.rivals import Asked, Contender
-from fleet_sim.trace import Conversation
+from fleet_sim.trace import Turn
 from penstock.bench.arithmetic import percentile
+from penstock.contract.request import SequenceRequest, StopRules
+from penstock.foresight.arrivals import Arrival, Served
+from penstock.foresight.fleet import Fleet
 
-__all__ = ["FleetConfig", "Outcome", "simulate"]
+__all__ = ["FleetConfig", "Outcome", "Talk", "simulate"]
+
+
+class Talk(Protocol):
+    """Messages of which each comes some time after the answer to the one before."""
+
+    number: int
+    begins: float
+    turns: Sequence[Turn]
+
+    def tokens(self, turn: int) -> int:
+        """Of the prompt of a turn."""
+
+    def prompt(self, turn: int) -> tuple[int, ...]:
+        """These tokens."""
+
+    def answer(self, turn: int) -> tuple[int, ...]:
+        """The tokens of the answer to it, as far as they are known."""
+
+    def keys(self, tokens: int) -> Sequence[bytes]:
+        """The keys of the full blocks of its first `tokens` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +53,11 @@ class FleetConfig:
         replicas: how many.
         fronts: routers that do not speak to each other; each request comes to one of them by chance.
         slow: share of replicas with half the speed.
-        report_every: seconds between a replica's reports.
+        report_every: seconds between a replica's reports. One that has decided nothing since would repeat itself, and
+            does not report.
         report_delay: seconds that a report travels.
         warm: second from which figures count.
-        ends: second after which they do not.
+        ends: second after which nobody asks any more; what was asked is answered.
         losses: seconds at which one replica is lost; a new one takes its place 20 s later.
     """
 
@@ -49,17 +78,24 @@ class Outcome:
 
     Attributes:
         first_token: seconds from a message to the first token of its answer, of each that was answered.
+        whole: the same to the end of the answer.
         prompt_tokens: of these.
         cached_tokens: of these, found in the prefix caches.
         refused: requests that nobody took.
         left: requests whose sender left before the first token.
         served: requests of each replica.
-        busy: seconds of reading of each replica.
+        busy: seconds in which each replica computed.
         stayed: turns that went to the replica of the turn before, of `followed`.
+        followed: turns after the first of a conversation.
         remembered: beginnings of prompts that the routers remember at the end.
+        asked: messages in the whole run.
+        steps: of all replicas, in the whole run.
+        planned: those of them that a scheduler planned one by one.
+        events: of the run beside, such as messages and reports.
     """
 
     first_token: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     refused: int = 0
@@ -69,172 +105,243 @@ class Outcome:
     stayed: int = 0
     followed: int = 0
     remembered: int = 0
+    asked: int = 0
+    steps: int = 0
+    planned: int = 0
+    events: int = 0
 
     def figures(self, seconds: float) -> dict[str, Any]:
         """For a record. `seconds` is how long it took, in the simulation."""
-        asked = len(self.first_token) + self.refused + self.left
         return {
-            "requests": asked,
+            "requests": len(self.first_token) + self.refused + self.left,
             "cached_share": self.cached_tokens / max(1, self.prompt_tokens),
             "first_token_p50": percentile(self.first_token, 50),
             "first_token_p99": percentile(self.first_token, 99),
             "first_token_mean": fmean(self.first_token),
+            "whole_p50": percentile(self.whole, 50),
+            "whole_p99": percentile(self.whole, 99),
             "failed": self.refused + self.left,
             "stayed_share": self.stayed / max(1, self.followed),
             "served_max_over_mean": max(self.served) / max(1e-9, fmean(self.served)),
             "busy_max_over_mean": max(self.busy) / max(1e-9, fmean(self.busy)),
             "busy_share": fmean(self.busy) / seconds,
             "remembered": self.remembered,
+            "asked": self.asked,
+            "steps": self.steps,
+            "planned": self.planned,
+            "events": self.events,
         }
+
+
+class _Job(NamedTuple):
+    """A message that a replica has.
+
+    Attributes:
+        talk, turn: which.
+        front: who sent it.
+        came: when the client sent it.
+        counts: whether figures count it.
+    """
+
+    talk: Talk
+    turn: int
+    front: Contender
+    came: float
+    counts: bool
 
 
 class _Run:
     def __init__(
         self,
         config: FleetConfig,
-        talks: Sequence[Conversation],
+        talks: Iterable[Talk],
         make: Callable[[int, Callable[[str], int]], Contender],
         seed: int,
         tick: Callable[[float], object],
     ) -> None:
-        self.config, self.talks, self.tick = config, talks, tick
+        self.config, self.talks, self.tick = config, iter(talks), tick
         self.random = random.Random(seed)
         slow = (
             {round(each / config.slow) for each in range(int(config.replicas * config.slow))} if config.slow else set()
         )
         self.speed = [0.5 if each in slow else 1.0 for each in range(config.replicas)]
-        self.fleet = {
-            str(each): SimReplica(str(each), config.replica, self.speed[each]) for each in range(config.replicas)
-        }
-        self.fronts = [make(seed + each, self.at_once) for each in range(config.fronts)]
-        for front in self.fronts:
-            front.set_replicas(list(self.fleet))
+        self.fleet = Fleet([replica_engine(config.replica, speed) for speed in self.speed])
+        self.there = dict.fromkeys(range(config.replicas))
+        self.jobs: list[dict[str, _Job]] = [{} for _ in self.speed]
+        self.at_once = {str(index): 0 for index in range(config.replicas)}
+        self.fronts = [make(seed + each, self.at_once.__getitem__) for each in range(config.fronts)]
+        self.reports = any(front.reads_reports for front in self.fronts)
+        self.phase = [self.random.random() * config.report_every for _ in self.speed]
+        self.reporting = [False] * config.replicas
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.number = 0
         self.now = 0.0
-        self.outcome = Outcome()
-        self.where: dict[int, str] = {}
-        self.jobs: dict[Job, tuple[int, int, int, SimReplica, bool]] = {}
-
-    def at_once(self, name: str) -> int:
-        return self.fleet[name].at_once
+        self.outcome = Outcome(served=[0] * config.replicas, busy=[0.0] * config.replicas)
+        self.where: dict[int, int] = {}
 
     def at(self, when: float, call: Callable[..., None], *args: Any) -> None:
         self.number += 1
         heapq.heappush(self.heap, (when, self.number, call, args))
 
     def run(self) -> Outcome:
-        for talk in self.talks:
-            self.at(talk.begins, self.ask, talk.number, 0)
-        for name in self.fleet:
-            self.at(self.random.random() * self.config.report_every, self.report, name)
+        self.set_replicas()
+        self.expect()
         for when in self.config.losses:
             self.at(when, self.lose)
         self.at(self.config.warm, self.reset)
-        while self.heap[0][0] <= self.config.ends:
-            self.now, _, call, args = heapq.heappop(self.heap)
-            call(*args)
+        while self.heap or self.fleet.due < math.inf:
+            if self.fleet.due < (self.heap[0][0] if self.heap else math.inf):
+                self.now = self.fleet.due
+                self.collect(self.fleet.advance())
+            else:
+                self.outcome.events += 1
+                self.now, _, call, args = heapq.heappop(self.heap)
+                call(*args)
         self.outcome.remembered = sum(front.size() for front in self.fronts)
-        for replica in self.fleet.values():
-            self.outcome.served.append(replica.served)
-            self.outcome.busy.append(replica.busy_seconds)
+        for index in range(self.config.replicas):
+            self.retire(index)
         return self.outcome
 
     def reset(self) -> None:
         """From here on, what replicas did counts."""
-        for replica in self.fleet.values():
-            replica.served, replica.busy_seconds = 0, 0.0
+        self.outcome.served = [0] * self.config.replicas
+        self.outcome.busy = [-engine.busy for engine in self.fleet.engines]
 
-    def ask(self, number: int, turn: int, came: float | None = None) -> None:
+    def retire(self, index: int) -> None:
+        """Add up what an engine did that is there no more."""
+        engine = self.fleet.engines[index]
+        self.outcome.busy[index] += engine.busy
+        self.outcome.steps += engine.steps
+        self.outcome.planned += engine.planned
+
+    def expect(self) -> None:
+        """Note when the next talk begins."""
+        talk = next(self.talks, None)
+        if talk is not None:
+            self.at(talk.begins, self.begin, talk)
+
+    def begin(self, talk: Talk) -> None:
+        self.expect()
+        self.ask(talk, 0)
+
+    def ask(self, talk: Talk, turn: int, came: float | None = None) -> None:
         """A message arrives at a front, or comes back to it because its replica was lost."""
-        talk = self.talks[number]
-        counts = self.now >= self.config.warm
         tokens, answer = talk.tokens(turn), talk.turns[turn].answer
-        asked = Asked(number, talk.keys(tokens), tokens, self.now)
-        front = self.random.randrange(len(self.fronts))
-        came = self.now if came is None else came
-        for name in list(self.fronts[front].rank(asked))[:3]:
-            replica = self.fleet[name]
-            job = Job(tokens, answer, asked.keys, talk.keys(tokens + answer), came)
-            if replica.offer(job):
-                self.fronts[front].sent(name, asked)
-                self.jobs[job] = (number, turn, front, replica, counts)
+        if self.now > self.config.ends or tokens + answer > self.config.replica.context:
+            self.where.pop(talk.number, None)
+            return
+        self.tick(self.now)
+        self.outcome.asked += came is None
+        counts = self.now >= self.config.warm
+        asked = Asked(talk.number, talk.keys(tokens), tokens, self.now)
+        front = self.fronts[self.random.randrange(len(self.fronts))]
+        for name in list(front.rank(asked))[:3]:
+            index = int(name)
+            if self.fleet.engines[index].waiting < self.config.replica.waiting:
+                front.sent(name, asked)
+                self.offer(index, _Job(talk, turn, front, self.now if came is None else came, counts))
                 if turn and counts:
                     self.outcome.followed += 1
-                    self.outcome.stayed += self.where.get(number) == name
-                self.where[number] = name
-                self.go_on(replica)
+                    self.outcome.stayed += self.where.get(talk.number) == index
+                self.where[talk.number] = index
                 return
         self.outcome.refused += counts
-        self.finish(number)
+        self.where.pop(talk.number, None)
 
-    def go_on(self, replica: SimReplica) -> None:
-        job, left = replica.next(self.now)
-        if job is not None:
-            self.at(replica.read_at, self.read, replica, job)
-        for each in left:
-            number, _, front, _, counts = self.jobs.pop(each)
-            self.fronts[front].ended(replica.name, each.tokens, self.now)
-            self.outcome.left += counts
-            self.finish(number)
+    def offer(self, index: int, job: _Job) -> None:
+        stop, name = StopRules(max_tokens=job.talk.turns[job.turn].answer), f"{job.talk.number}/{job.turn}"
+        request = SequenceRequest(name, job.talk.prompt(job.turn), stop=stop, arrival=self.now)
+        patience = max(0.0, self.config.replica.patience - (self.now - job.came))
+        self.jobs[index][name] = job
+        self.at_once[str(index)] += 1
+        self.fleet.offer(index, Arrival(self.now, request, job.talk.answer(job.turn), patience))
 
-    def read(self, replica: SimReplica, job: Job) -> None:
-        if job not in self.jobs:
+    def collect(self, index: int) -> None:
+        """See what an engine's last decision brought."""
+        engine = self.fleet.engines[index]
+        for served in engine.served:
+            self.at(max(self.now, served.ended), self.end, index, served)
+        for seq_id in engine.left:
+            self.leave(index, seq_id)
+        if engine.refused:
+            raise RuntimeError(f"a replica refused {engine.refused}: its context or its memory is too small")
+        engine.served.clear()
+        engine.left.clear()
+        engine.firsts.clear()
+        self.report_soon(index)
+
+    def end(self, index: int, served: Served) -> None:
+        """An answer is complete."""
+        job = self.jobs[index].pop(served.id, None)
+        if job is None:
             return  # its replica was lost
-        _, rest = replica.read()
-        if self.jobs[job][4]:
-            self.outcome.first_token.append(self.now - job.came)
-            self.outcome.prompt_tokens += job.tokens
-            self.outcome.cached_tokens += job.cached
-        self.at(self.now + rest, self.end, replica, job)
-        self.go_on(replica)
-
-    def end(self, replica: SimReplica, job: Job) -> None:
-        if job not in self.jobs:
-            return
-        number, turn, front, _, _ = self.jobs.pop(job)
-        replica.end(job)
-        self.fronts[front].ended(replica.name, job.tokens, self.now)
-        turns = self.talks[number].turns
-        if turn + 1 < len(turns):
-            self.at(self.now + turns[turn + 1].think, self.ask, number, turn + 1)
+        self.at_once[str(index)] -= 1
+        job.front.ended(str(index), served.prompt_tokens, self.now)
+        self.outcome.served[index] += 1
+        if job.counts:
+            self.outcome.first_token.append(served.times[0] - job.came)
+            self.outcome.whole.append(served.ended - job.came)
+            self.outcome.prompt_tokens += served.prompt_tokens
+            self.outcome.cached_tokens += served.cached_tokens
+        if job.turn + 1 < len(job.talk.turns):
+            self.at(self.now + job.talk.turns[job.turn + 1].think, self.ask, job.talk, job.turn + 1)
         else:
-            self.finish(number)
-        self.go_on(replica)
+            self.where.pop(job.talk.number, None)
 
-    def finish(self, number: int) -> None:
-        self.where.pop(number, None)
+    def leave(self, index: int, seq_id: str) -> None:
+        """A sender lost patience, and says no more."""
+        job = self.jobs[index].pop(seq_id)
+        self.at_once[str(index)] -= 1
+        job.front.ended(str(index), job.talk.tokens(job.turn), self.now)
+        self.outcome.left += job.counts
+        self.where.pop(job.talk.number, None)
 
-    def report(self, name: str) -> None:
-        self.at(self.now + self.config.report_every, self.report, name)
-        self.tick(self.now)
-        if name in self.fleet:
-            self.at(self.now + self.config.report_delay, self.reported, name, self.fleet[name].load(self.now))
+    def report_soon(self, index: int) -> None:
+        """Let a replica that has decided something say so when its next report is due."""
+        if self.reports and not self.reporting[index]:
+            self.reporting[index] = True
+            every = self.config.report_every
+            ticks = math.floor((self.now - self.phase[index]) / every) + 1
+            self.at(max(self.now, self.phase[index] + ticks * every), self.report, index)
 
-    def reported(self, name: str, load: Any) -> None:
+    def report(self, index: int) -> None:
+        self.reporting[index] = False
+        if index in self.there:
+            load = self.fleet.engines[index].load()
+            self.at(self.now + self.config.report_delay, self.reported, index, load)
+
+    def reported(self, index: int, load: Any) -> None:
         for front in self.fronts:
-            front.report(name, load, self.now)
+            front.report(str(index), load, self.now)
+
+    def set_replicas(self, new: Sequence[int] | None = None) -> None:
+        """Tell the fronts who exists, and what those say of themselves that are new; all if None."""
+        for front in self.fronts:
+            front.set_replicas([str(each) for each in self.there])
+        for index in self.there if new is None else new:
+            self.reported(index, self.fleet.engines[index].load())
 
     def lose(self) -> None:
         """A replica is gone: what it had goes through a router again, and another takes its place after a while."""
-        name = self.random.choice(list(self.fleet))
-        gone = self.fleet.pop(name)
-        for front in self.fronts:
-            front.set_replicas(list(self.fleet))
-        back = [(job, self.jobs.pop(job)) for job in list(self.jobs) if self.jobs[job][3] is gone]
-        for job, (number, turn, _, _, _) in back:
-            self.ask(number, turn, job.came)
-        self.at(self.now + 20.0, self.replace, name)
+        index = self.random.choice(list(self.there))
+        del self.there[index]
+        self.retire(index)
+        self.fleet.replace(index, replica_engine(self.config.replica, self.speed[index]))
+        self.set_replicas(())
+        back, self.jobs[index] = self.jobs[index], {}
+        self.at_once[str(index)] = 0
+        for job in back.values():
+            self.ask(job.talk, job.turn, job.came)
+        self.at(self.now + 20.0, self.return_to, index)
 
-    def replace(self, name: str) -> None:
-        self.fleet[name] = SimReplica(name, self.config.replica, self.speed[int(name)])
-        for front in self.fronts:
-            front.set_replicas(list(self.fleet))
+    def return_to(self, index: int) -> None:
+        self.there[index] = None
+        self.set_replicas((index,))
 
 
 def simulate(
     config: FleetConfig,
-    talks: Sequence[Conversation],
+    talks: Iterable[Talk],
     make: Callable[[int, Callable[[str], int]], Contender],
     *,
     seed: int = 0,
@@ -244,9 +351,9 @@ def simulate(
 
     Args:
         config: the fleet.
-        talks: who says what when.
+        talks: who says what when, in the order in which they begin.
         make: makes a front's router, from a seed and what says how many requests a replica has.
         seed: of what is left to chance beside the conversations.
-        tick: called now and then with the time.
+        tick: called with the time of each message.
     """
     return _Run(config, talks, make, seed, tick).run()

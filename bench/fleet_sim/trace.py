@@ -15,10 +15,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-__all__ = ["BLOCK", "Conversation", "TraceConfig", "Turn", "conversations"]
+__all__ = ["BLOCK", "DAY", "Conversation", "TraceConfig", "Turn", "conversations"]
 
 BLOCK = 64
 """Tokens a block: more than the engine's 16, so that a simulation of thousands of requests takes minutes."""
+
+DAY = 86_400.0
+_OWN = 1 << 40
+"""Made-up tokens of a conversation's own begin here; before are those of system prompts."""
+_MOST_TOKENS = 1 << 20
+"""Of a conversation, or of a system prompt: so many made-up tokens belong to each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,8 @@ class TraceConfig:
         burst_every: seconds from the beginning of a burst to that of the next.
         burst_seconds: how long one lasts.
         burst_factor: how many times as many conversations begin in it.
+        night: how many conversations begin at the quietest moment of a day of `DAY` seconds, as a share of the most;
+            1 for as many at all times.
     """
 
     seconds: float
@@ -52,6 +60,7 @@ class TraceConfig:
     burst_every: float = 60.0
     burst_seconds: float = 8.0
     burst_factor: float = 3.0
+    night: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,17 @@ class Conversation:
         """Of the prompt of a turn."""
         return self.system + sum(each.said + each.answer for each in self.turns[:turn]) + self.turns[turn].said
 
+    def prompt(self, turn: int) -> tuple[int, ...]:
+        """Made-up tokens of the prompt of a turn: the system prompt's are those of the tenant."""
+        tenant, own = self.tenant * _MOST_TOKENS, _OWN + self.number * _MOST_TOKENS
+        tokens = self.tokens(turn)
+        return (*range(tenant, tenant + self.system), *range(own + self.system, own + tokens))
+
+    def answer(self, turn: int) -> tuple[int, ...]:
+        """Made-up tokens of the answer to it, which later prompts repeat."""
+        first = _OWN + self.number * _MOST_TOKENS + self.tokens(turn)
+        return tuple(range(first, first + self.turns[turn].answer))
+
     def keys(self, tokens: int) -> list[bytes]:
         """The keys of the full blocks of its first `tokens` tokens: the system prompt's are those of the tenant."""
         shared = self.system // BLOCK
@@ -112,6 +132,7 @@ def _beginnings(config: TraceConfig, rng: random.Random) -> Iterator[tuple[float
     now, burst, hot = 0.0, -1, 0
     usual = config.requests_per_second / config.turns
     usual /= 1 + (config.burst_factor - 1) * config.burst_seconds / config.burst_every
+    usual /= (1 + config.night) / 2  # the mean of the day's curve
     while True:
         now += rng.expovariate(usual * config.burst_factor)
         if now >= config.seconds:
@@ -120,8 +141,16 @@ def _beginnings(config: TraceConfig, rng: random.Random) -> Iterator[tuple[float
         bursting = number > 0 and into < config.burst_seconds
         if number != burst:
             burst, hot = int(number), rng.randrange(config.tenants)
-        if bursting or rng.random() < 1 / config.burst_factor:
+        if (bursting or rng.random() < 1 / config.burst_factor) and _awake(config.night, now, rng):
             yield now, hot if bursting else None
+
+
+def _awake(night: float, now: float, rng: random.Random) -> bool:
+    """Whether a conversation begins that would at the busiest moment, noon: the curve is a cosine."""
+    if night >= 1.0:
+        return True
+    share = night + (1 - night) * (1 - math.cos(2 * math.pi * now / DAY)) / 2
+    return rng.random() < share
 
 
 def _turns(config: TraceConfig, rng: random.Random) -> list[Turn]:

@@ -22,11 +22,11 @@ clock, no randomness and no I/O. The same inputs give the same plans. Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from penstock.contract.cache_events import CacheEvent
-from penstock.contract.errors import InvalidParameter
+from penstock.contract.errors import EngineFault, InvalidParameter
 from penstock.contract.events import Admitted, Embedded, Finished, FinishReason, Generated, PromptScored, SeqEvent
 from penstock.contract.plan import (
     Draft,
@@ -55,6 +55,7 @@ from penstock.core.fair_shares import GENERATED_WEIGHT, FairQueue
 from penstock.core.in_flight import InFlight, InFlightStep
 from penstock.core.invariants import check_plans, check_sequences
 from penstock.core.pending_blocks import PendingBlocks
+from penstock.core.plain_steps import PlainSteps, block_changes, can_be_plain, plain_steps
 from penstock.core.policy import RANKINGS, SeqList
 from penstock.core.refusal import token_limit
 from penstock.core.restoring import SOUGHT_AHEAD, Restoring
@@ -326,6 +327,49 @@ class Scheduler:
         for each in self._in_flight.let_go():
             self._give_back(each.lease, each.slot)
         return tuple(events)
+
+    def plain_steps(self) -> PlainSteps:
+        """The next steps that compute and draw one token of each running sequence, and do nothing else.
+
+        They do if nothing comes in meanwhile, and nobody drafts.
+        """
+        admits = self._waiting and (self._free_slots or self.config.policy == "fair")  # perhaps
+        if admits or self._in_flight or self._suspects or not can_be_plain(self.config):
+            return PlainSteps(0, ())
+        return plain_steps(list(self._running), self._pool)
+
+    def pass_plain_steps(self, steps: int, tokens: Mapping[str, Sequence[int]]) -> None:
+        """Pass so many steps as if they had been planned and committed; only their times are not learned.
+
+        Args:
+            steps: how many; at most as many as there are.
+            tokens: what each running sequence draws in them, by its id.
+
+        Raises:
+            EngineFault: there are fewer plain steps, or another number of tokens.
+        """
+        running = list(self._running)
+        if steps > self.plain_steps().steps or any(len(tokens.get(seq.id, ())) != steps for seq in running):
+            raise EngineFault(f"{steps} steps are not plain, or their tokens are missing")
+        changes = sorted(block_changes(running, steps, self.config.block_size))
+        began = [seq.computed for seq in running]
+        for seq in running:
+            seq.tokens += tokens[seq.id]
+            named = len(seq.chain.keys)
+            self._name_blocks(seq)
+            self._pending_blocks.make(seq, seq.chain.keys[named:])
+        for step, fills, place in changes:
+            seq = running[place]
+            if fills:
+                seq.computed = began[place] + step + 1
+                self._seal_filled(seq)
+            else:
+                self._pool.extend(seq.lease, 1)
+        self._in_flight.next_step += steps
+        for seq, first in zip(running, began, strict=True):
+            seq.computed = seq.scheduled = first + steps
+            seq.last_step = self._in_flight.next_step - 1
+            self._waiting.charge(seq)
 
     def drop_in_flight(self) -> None:
         """Take back every plan in flight: running sequences wait again with their tokens and are recomputed.

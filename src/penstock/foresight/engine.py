@@ -7,12 +7,17 @@ happen between two steps is that of `engine.loop` and `engine.engine`: requests 
 tokens of a step leave when the next step has begun, or at once if there is none.
 
 One plan is in flight at a time. Nothing is read from a store, no step fails, and the queue has no limit.
+
+Steps in which running sequences only draw their next tokens are not planned one by one: how long the next ones take is
+drawn ahead, and the scheduler passes them at once as soon as somebody comes or may end (`Scheduler.pass_plain_steps`).
+It is left as if it had planned them.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -63,6 +68,13 @@ class _Live:
         answer = self.arrival.answer
         return answer[index] if index < len(answer) else _UNLIKE + (self.number << 24) + index
 
+    def tokens(self, count: int) -> list[int]:
+        """The next tokens of its answer."""
+        first, end = self.drawn, self.drawn + count
+        made_up = _UNLIKE + (self.number << 24)
+        known = self.arrival.answer[first:end]
+        return [*known, *range(made_up + first + len(known), made_up + end)]
+
     def served(self, at: float) -> Served:
         arrival, request = self.arrival, self.arrival.request
         return Served(
@@ -87,16 +99,18 @@ class SimulatedEngine:
         seed: of all that is drawn.
         part: see `CostDraws`.
         speculate: whether the drafts that arrivals bring are offered.
+        every: plan every step, also those in which nothing is decided.
 
     Raises:
         ConfigError: the configuration has what a simulation has not.
 
     Attributes:
-        now: when the next step may begin.
+        now: when the next step may begin; steps that were only drawn ahead are not over.
         served: the requests that ended, in order.
         refused: ids of requests that the scheduler refused.
         left: ids of requests whose callers left before the first token.
         steps: how many were computed.
+        planned: how many of them were planned one by one.
         busy: seconds in which steps were computed, or prepared.
         firsts: seconds until the first token of each request that has one, in order.
     """
@@ -109,6 +123,7 @@ class SimulatedEngine:
         part: float | None = None,
         *,
         speculate: bool = True,
+        every: bool = False,
     ) -> None:
         if simulated_config(config) != config:
             raise ConfigError("config", "a simulated engine has no store, no draft model and one plan in flight")
@@ -116,6 +131,10 @@ class SimulatedEngine:
         self._costs = CostDraws(costs, seed, part)
         self._wake = costs.wake
         self._speculate = speculate
+        self._every = every
+        self._ahead: list[float] = []  # when steps begin that were drawn ahead, and when the last ends
+        self._drawing: list[_Live] = []  # the requests that draw in them
+        self._read = (0, 0.0)  # positions of prompts, and seconds of the steps that computed them
         self._offered = False  # whether any arrival brought drafts
         self._inbox: deque[Arrival] = deque()
         self._live: dict[str, _Live] = {}
@@ -128,19 +147,47 @@ class SimulatedEngine:
         self.refused: list[str] = []
         self.left: list[str] = []
         self.steps = 0
+        self.planned = 0
         self.busy = 0.0
         self.firsts: list[float] = []
+
+    @property
+    def decides_at(self) -> float:
+        """When it next decides something, if nobody comes: until then all there is to see of it stays as it is.
+
+        Only free blocks become fewer. Infinity if it has nothing to do.
+        """
+        if self._ahead:
+            return self._ahead[self._undisturbed]
+        if self.scheduler.has_work:
+            return self.now
+        return max(self.now, self._inbox[0].at + self._wake) if self._inbox else inf
+
+    @property
+    def _undisturbed(self) -> int:
+        """How many of the steps that were drawn ahead begin before somebody comes, or leaves before its first token."""
+        change = self._inbox[0].at + self._wake if self._inbox else inf
+        if self._impatient and self.scheduler.num_waiting:
+            change = min(change, self._impatient[0][0])
+        return min(bisect_left(self._ahead, change), len(self._ahead) - 1)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have no slot."""
+        return self.scheduler.num_waiting + len(self._inbox)
 
     def load(self) -> ReplicaLoad:
         """What it would say of itself as a replica of a fleet."""
         stats = self.scheduler.stats
+        positions, seconds = self._read
         return ReplicaLoad(
             backlog_seconds=self.scheduler.backlog(_NEXT).seconds,
             running=stats.running,
-            waiting=stats.waiting + len(self._inbox),
+            waiting=self.waiting,
             slots=self.scheduler.config.max_num_seqs,
             free_blocks=stats.free_blocks,
             total_blocks=stats.total_blocks,
+            tokens_per_second=positions / seconds if seconds else 0.0,
         )
 
     def offer(self, arrival: Arrival) -> None:
@@ -148,8 +195,10 @@ class SimulatedEngine:
         self._inbox.append(arrival)
 
     def run(self, until: float = inf) -> None:
-        """Compute every step that begins before `until`."""
+        """Compute every step that begins before `until`; those in which nothing is decided may come later."""
         while True:
+            if self._ahead and not self._pass_drawn(until):
+                return
             if not self.scheduler.has_work:
                 if not self._inbox:
                     return
@@ -159,8 +208,37 @@ class SimulatedEngine:
             self._take_in()
             if self._impatient:
                 self._let_go()
-            if self.scheduler.has_work:
+            if self.scheduler.has_work and not self._draw_ahead():
                 self._step()
+
+    def _draw_ahead(self) -> bool:
+        """Draw how long the next steps take, as far as nothing is decided in them. False if there are none."""
+        steps, seq_ids = (0, ()) if self._every or self._offered else self.scheduler.plain_steps()
+        if not steps:
+            return False
+        self._send(self.now)
+        self._drawing = [self._live[seq_id] for seq_id in seq_ids]
+        starts = [len(live.arrival.request.prompt) + live.drawn - 1 for live in self._drawing]
+        self._ahead = self._costs.draw_ahead(starts, steps, self.now)
+        return True
+
+    def _pass_drawn(self, until: float) -> bool:
+        """Pass the steps that were drawn ahead, up to whoever comes or leaves first. False if it is too early."""
+        times, steps = self._ahead, self._undisturbed
+        if times[steps] >= until:
+            return False
+        self._ahead = []
+        if steps:
+            tokens = {live.arrival.request.id: live.tokens(steps) for live in self._drawing}
+            self.scheduler.pass_plain_steps(steps, tokens)
+        for live in self._drawing if steps else ():
+            live.drawn += steps
+            live.times.extend(times[1:steps])
+            self._touch(live)
+        self.steps += steps
+        self.busy += times[steps] - self.now
+        self.now = times[steps]
+        return True
 
     def _take_in(self) -> None:
         """Queue what has come."""
@@ -209,6 +287,10 @@ class SimulatedEngine:
                 live.ended = True
                 self._touch(live)
         self.steps += 1
+        self.planned += 1
+        read = sum(row.count for row in plan.rows if not row.sample or row.count > 1 + len(row.drafts))
+        if read:
+            self._read = self._read[0] + read, self._read[1] + seconds
         self.now = began + seconds + rest.around
         if self.scheduler.has_work:
             self.now += rest.after

@@ -1,12 +1,14 @@
 """Several simulated engines behind one router, each on a machine of its own.
 
-Every engine runs until a request comes, then it is decided who gets it: in turn, or by `penstock.routing`, which hears
-from the engines as often as in a fleet. What passes between router and replicas takes no time here.
+An engine computes when it must be known what it did: what costs time are decisions, not engines, so a thousand of them
+may stand idle for nothing. What passes between router and replicas takes no time here.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
+from math import inf, nextafter
 from typing import Protocol
 
 from penstock.core.block_keys import KeyChain, root_key
@@ -14,10 +16,61 @@ from penstock.foresight.arrivals import Arrival
 from penstock.foresight.engine import SimulatedEngine
 from penstock.routing import Router
 
-__all__ = ["Chooser", "InTurn", "Routed"]
+__all__ = ["Chooser", "Fleet", "InTurn", "Routed"]
 
 _REPORT_SECONDS = 0.25
 """Between two reports of a replica, as in a fleet."""
+
+
+class Fleet:
+    """Engines on one clock.
+
+    Args:
+        engines: without any work.
+
+    Attributes:
+        engines: see above.
+    """
+
+    def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
+        self.engines = list(engines)
+        self._due: list[tuple[float, int]] = []  # when engines decide; entries of which it is no longer so are passed
+
+    @property
+    def due(self) -> float:
+        """When the next engine decides something; infinity if none has anything to do."""
+        while self._due and self.engines[self._due[0][1]].decides_at != self._due[0][0]:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else inf
+
+    def offer(self, index: int, arrival: Arrival) -> None:
+        """An engine gets a request; not before those that it was offered earlier."""
+        self.engines[index].offer(arrival)
+        self._note(index)
+
+    def advance(self) -> int:
+        """Let the next engine decide once, at `due`, which must be finite. Returns its index."""
+        due = self.due
+        _, index = heapq.heappop(self._due)
+        self.engines[index].run(nextafter(due, inf))
+        self._note(index)
+        return index
+
+    def run(self, until: float = inf) -> None:
+        """Compute all that begins before `until`."""
+        while self.due < until:
+            _, index = heapq.heappop(self._due)
+            self.engines[index].run(until)
+            self._note(index)
+
+    def replace(self, index: int, engine: SimulatedEngine) -> None:
+        """Another engine takes the place of one that is lost with all its work."""
+        self.engines[index] = engine
+
+    def _note(self, index: int) -> None:
+        decides_at = self.engines[index].decides_at
+        if decides_at < inf:
+            heapq.heappush(self._due, (decides_at, index))
 
 
 class Chooser(Protocol):

@@ -23,7 +23,7 @@ from penstock.foresight.arrivals import Arrival, Served
 from penstock.foresight.calibration import Way
 from penstock.foresight.engine import SimulatedEngine, simulated_config
 from penstock.foresight.figures import LATENCIES, Estimate, estimates, samples_of
-from penstock.foresight.fleet import Chooser, InTurn, Routed
+from penstock.foresight.fleet import Chooser, Fleet, InTurn, Routed
 from penstock.foresight.step_costs import StepCosts
 from penstock.foresight.workloads import DRAWN, Drawn, Workload
 
@@ -205,15 +205,14 @@ def _limit(question: Question, machine: Machine, seed: int, near: float) -> tupl
 def _held(question: Question, machine: Machine, seed: int, rate: float) -> float | None:
     """The mean number of streams of a day at this rate; None if a goal was missed."""
     arrivals = question.arrivals(machine, rate, seed)
-    engines, chooser = machine.engines(seed), machine.chooser(seed)
-    misses = [_Misses(question, machine.way, arrivals, engine) for engine in engines]
+    fleet, chooser = Fleet(machine.engines(seed)), machine.chooser(seed)
+    misses = [_Misses(question, machine.way, arrivals, engine) for engine in fleet.engines]
     for arrival in arrivals:
-        for engine in engines:
-            engine.run(arrival.at)
+        fleet.run(arrival.at)
         if _Misses.too_many(misses):
             return None  # whatever the rest does
-        engines[chooser.choose(arrival, engines)].offer(arrival)
-    served = _finish(engines)
+        fleet.offer(chooser.choose(arrival, fleet.engines), arrival)
+    served = _finish(fleet)
     met = all(_met(question, machine.way, served, latency, bound) for latency, bound in question.goals.items())
     return _streams(served) if met and len(served) == len(arrivals) else None
 
@@ -260,12 +259,11 @@ def at_rate(question: Question, machine: Machine, rate: float, seeds: Sequence[i
     """
     served: list[Served] = []
     for seed in seeds:
-        engines, chooser = machine.engines(seed), machine.chooser(seed)
+        fleet, chooser = Fleet(machine.engines(seed)), machine.chooser(seed)
         for arrival in question.arrivals(machine, rate, seed):
-            for engine in engines:
-                engine.run(arrival.at)
-            engines[chooser.choose(arrival, engines)].offer(arrival)
-        served += _finish(engines)
+            fleet.run(arrival.at)
+            fleet.offer(chooser.choose(arrival, fleet.engines), arrival)
+        served += _finish(fleet)
     quantiles = sorted({50.0, 90.0, question.quantile})
     found: dict[str, Any] = {}
     for latency in LATENCIES:
@@ -275,10 +273,9 @@ def at_rate(question: Question, machine: Machine, rate: float, seeds: Sequence[i
     return found
 
 
-def _finish(engines: Sequence[SimulatedEngine]) -> list[Served]:
-    for engine in engines:
-        engine.run()
-    return [served for engine in engines for served in engine.served]
+def _finish(fleet: Fleet) -> list[Served]:
+    fleet.run()
+    return [served for engine in fleet.engines for served in engine.served]
 
 
 def _beside(way: Way, latency: str) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.contract.plan import StepPlan
-from penstock.core.step_time import Amounts, StepTimes
+from penstock.core.step_time import Amounts, Chunks, StepTimes
 
 __all__ = ["CostDraws", "CostLearner", "Rest", "StepCosts"]
 
@@ -120,6 +120,33 @@ class CostDraws:
             seconds *= self._near(costs.scatter.near(shape))
         rest = self._near(costs.rests.near(shape)) if costs.rests else Rest(0.0, 0.0)
         return seconds, rest
+
+    def draw_ahead(self, starts: list[int], steps: int, began: float) -> list[float]:
+        """When steps begin, one after the other, in which rows decode that begin at `starts` in the first of them.
+
+        Args:
+            starts: positions; each is one further in each step.
+            steps: how many.
+            began: when the first one begins.
+
+        Returns:
+            `steps` + 1 times: the last is when the next step may begin.
+        """
+        costs, times = self._costs, [began]
+        decoding = costs.times.decoding(starts)
+        first = costs.times.of(decoding)
+        further = costs.times.of(costs.times.decoding([start + 1 for start in starts])) - first
+        if not costs.scatter and not costs.rests:
+            return [began + step * first + step * (step - 1) / 2 * further for step in range(steps + 1)]
+        shape = _shape(Amounts(starts, decoding, Chunks(), 0.0))
+        scatter = costs.scatter.near(shape) if costs.scatter else [1.0]
+        rests = costs.rests.near(shape) if costs.rests else [Rest(0.0, 0.0)]
+        for step in range(steps):
+            self._part = (self._part + self._step) % 1.0
+            seconds = (first + step * further) * self._near(scatter)
+            rest = self._near(rests)
+            times.append(times[-1] + seconds + rest.around + rest.after)
+        return times
 
     def _near(self, values: list[T]) -> T:
         """One of the measurements around the present part."""
