@@ -1,0 +1,49 @@
+// The engine's latest steps, as it plans them. It is asked only when it has computed more, and only while somebody looks.
+
+import { getJson } from "./api.js";
+import { Lanes, legend } from "./lanes.js";
+
+const $ = (id) => document.getElementById(id);
+const SHOWN = 72;
+
+/** A path of the engine's views, of the model that is looked at; "" is the server's only one. */
+export function viewPath(name, model, query = {}) {
+  const given = new URLSearchParams(model ? { model, ...query } : query).toString();
+  return given ? `engine/${name}?${given}` : `engine/${name}`;
+}
+
+export class StepsView {
+  constructor() {
+    this.lanes = new Lanes($("steps-chart"), "Latest steps", SHOWN);
+    $("steps-legend").replaceWith(legend(["forecast", "forecast"], ["stalls", "queue stands still"]));
+    this.forget("");
+  }
+
+  /** Another engine is looked at. */
+  forget(model) {
+    this.model = model;
+    this.steps = [];
+    this.seen = 0;
+    this.lanes.show([]);
+  }
+
+  /** Take the counters of one event of the engine; asks what is new. */
+  async show(now) {
+    if (now.steps < this.seen) this.forget(this.model); // another server
+    if (this.asking || !now.alive || !now.steps || now.steps === this.seen) return;
+    this.asking = true;
+    const { model } = this;
+    try {
+      const last = this.steps.at(-1);
+      const { data } = await getJson(viewPath("steps", model, last ? { after: last.step } : {}));
+      if (model !== this.model) return;
+      this.seen = now.steps;
+      this.steps = [...this.steps, ...data].slice(-SHOWN);
+      this.lanes.show(this.steps);
+    } catch (error) {
+      this.lanes.note.textContent = error.message;
+    } finally {
+      this.asking = false;
+    }
+  }
+}
