@@ -125,8 +125,9 @@ def test_a_requests_steps_are_those_it_lived_through_with_its_own_part():
     harness.run()
     steps = steps_of(harness, second)
     assert [each.own.positions for each in steps] == [5, 1, 1, 1]
-    assert steps[0].own.seconds == pytest.approx(steps[0].prompts)
-    assert [each.own.seconds for each in steps[1:]] == pytest.approx([each.decode / 2 for each in steps[1:]])
+    assert steps[0].own.prompts == pytest.approx(steps[0].prompts)
+    assert steps[0].own.decode == 0.0
+    assert [each.own.decode for each in steps[1:]] == pytest.approx([each.decode / 2 for each in steps[1:]])
     assert [each.own for each in steps_of(harness)] == [None] * len(steps_of(harness))
     parts = terminal_of(harness.outputs[second]).timings.parts
     assert parts.prompt == pytest.approx(steps[0].prompts)

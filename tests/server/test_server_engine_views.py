@@ -107,16 +107,17 @@ def post(url: str, key: str = "") -> str:
 
 
 def test_a_request_is_shown_its_own_part_of_the_steps_it_lived_through():
-    engine = Timed(steps=[step(1), step(2, own=OwnPart(0.0005, 1)), step(3, own=OwnPart(0.0, 0))])
+    engine = Timed(steps=[step(1), step(2, own=OwnPart(0.0005, 0.0, 1)), step(3, own=OwnPart(0.0, 0.001, 2))])
     with running(engine) as url:
         named = post(url)
         told = ask(url, f"/v1/requests/{named}/steps").json()
     assert (told["id"], told["cut"]) == (named, False)
-    assert [(each["step"], each["own_ms"], each["own_positions"]) for each in told["steps"]] == [(2, 0.5, 1), (3, 0, 0)]
+    own = ("step", "own_decode_ms", "own_prompts_ms", "own_positions")
+    assert [tuple(each[name] for name in own) for each in told["steps"]] == [(2, 0.5, 0, 1), (3, 0, 1.0, 2)]
 
 
 def test_a_caller_is_shown_the_steps_of_its_own_requests_and_an_admin_those_of_all():
-    engine = Timed(steps=[step(2, own=OwnPart(0.0005, 1))])
+    engine = Timed(steps=[step(2, own=OwnPart(0.0005, 0.0, 1))])
     with running(engine, access=locked()) as url:
         path = f"/v1/requests/{post(url, FIRST)}/steps"
         assert ask(url, path).status_code == 401

@@ -14,13 +14,14 @@ _COUNTS = ("decoding", "drafted", "chunk", "read", "waiting")
 
 
 def step_object(view: StepView) -> JsonObject:
-    """A step as JSON; with `own_ms` and `own_positions` if a request was asked about."""
+    """A step as JSON; with `own_decode_ms`, `own_prompts_ms` and `own_positions` if a request was asked about."""
     body: JsonObject = {"step": view.step, "at": round(view.at, 6)}
     body |= {f"{name}_ms": _ms(getattr(view, name)) for name in STEP_TIMES}
     body |= {name: getattr(view, name) for name in _COUNTS}
     body["stall"] = None if view.stall is None else view.stall._asdict()
     if view.own is not None:
-        body |= {"own_ms": _ms(view.own.seconds), "own_positions": view.own.positions}
+        body |= {"own_decode_ms": _ms(view.own.decode), "own_prompts_ms": _ms(view.own.prompts)}
+        body["own_positions"] = view.own.positions
     return body
 
 

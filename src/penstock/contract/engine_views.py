@@ -35,11 +35,13 @@ class OwnPart(NamedTuple):
     """The part that one request had in a step.
 
     Attributes:
-        seconds: of the step's, in proportion to what its rows were expected to take.
+        decode: seconds of the step's `decode`, by its share of the positions of rows that decode.
+        prompts: seconds that its chunks took, and what it read from the store.
         positions: that its rows computed or read.
     """
 
-    seconds: float
+    decode: float
+    prompts: float
     positions: int
 
 

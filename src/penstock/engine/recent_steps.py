@@ -138,13 +138,13 @@ def _view(kept: _Kept, own: set[int] | None = None) -> StepView:
 
 def _own_part(kept: _Kept, own: set[int], decoded: int) -> OwnPart:
     """What the rows in these slots had in a step whose decoding rows computed `decoded` positions."""
-    seconds, positions = 0.0, 0
+    decode, prompts, positions = 0.0, 0.0, 0
     for row in kept.rows:
         if row.slot not in own:
             continue
         positions += row.count
         if decodes(row):
-            seconds += kept.shares.decode * row.count / decoded
+            decode += kept.shares.decode * row.count / decoded
         else:
-            seconds += kept.shares.of_rows.get(row.slot, 0.0)
-    return OwnPart(seconds, positions)
+            prompts += kept.shares.of_rows.get(row.slot, 0.0)
+    return OwnPart(decode, prompts, positions)

@@ -75,10 +75,11 @@ STEP_SCHEMA = object_of(
                 {"reason": {"type": "string", "enum": list(StallReason)}, "need": INTEGER, "have": INTEGER},
             )
         ),
-        "own_ms": NUMBER,
+        "own_decode_ms": NUMBER,
+        "own_prompts_ms": NUMBER,
         "own_positions": INTEGER,
     },
-    optional=("own_ms", "own_positions"),
+    optional=("own_decode_ms", "own_prompts_ms", "own_positions"),
 )
 """Of `api_fields.step_views.step_object`."""
 

@@ -7,7 +7,8 @@ import { Pointing } from "./pointing.js";
 const WIDTH = 1000; // units of the drawing, however wide it is on the page
 const HEIGHT = 100;
 const GAP = 0.16; // between two bars, in bars
-const WIDEST = 40; // units a step, so that a few steps are not walls
+const WIDEST = 84; // units a step, so that a few steps are not walls
+const TALL = 1.3; // times what nearly all steps took: longer ones are cut off, so that the others can be seen
 
 /** The kinds of time in a step, from the bottom of its bar to the top, each with its name. */
 export const KINDS = { decode: "decode", guesses: "guesses", prompts: "prompts", stored: "read from the store", engine: "between steps" };
@@ -50,6 +51,7 @@ export class Lanes {
     this.parts = Object.fromEntries([...Object.keys(KINDS), "own"].map((kind) => [kind, svgElement("path", { class: `lane-${kind}` })]));
     this.forecast = svgElement("path", { class: "lane-forecast", "vector-effect": "non-scaling-stroke" });
     this.stalls = svgElement("path", { class: "lane-stalls" });
+    this.cuts = svgElement("path", { class: "lane-cuts" });
     this.cursor = svgElement("rect", { class: "lane-cursor", y: 0, height: HEIGHT, width: 0 });
     const box = { preserveAspectRatio: "none", "aria-hidden": "true" };
     this.top = element("span", { class: "lane-top", "aria-hidden": "true" });
@@ -57,9 +59,10 @@ export class Lanes {
       "div",
       { class: "lanes" },
       this.top,
-      svgElement("svg", { ...box, class: "lane-times", viewBox: `0 0 ${WIDTH} ${HEIGHT}` }, this.cursor, ...Object.values(this.parts), this.forecast),
+      svgElement("svg", { ...box, class: "lane-times", viewBox: `0 0 ${WIDTH} ${HEIGHT}` }, this.cursor, ...Object.values(this.parts), this.cuts, this.forecast),
       svgElement("svg", { ...box, class: "lane-queue", viewBox: `0 0 ${WIDTH} 10` }, this.stalls),
     );
+    this.legend = element("p", { class: "legend legend-plain lane-legend", "aria-hidden": "true" });
     this.note = element("p", { class: "note lane-note" });
     this.pointing = new Pointing(this.chart, name, {
       at: (x) => this.at(x),
@@ -67,7 +70,8 @@ export class Lanes {
       mark: (index) => this.mark(index),
     });
     this.pointing.note = this.note;
-    host.replaceChildren(this.chart, this.note);
+    this.host = host;
+    host.replaceChildren(this.chart, this.legend, this.note);
   }
 
   /** Draw these steps; of a request's, dim what was not its own. */
@@ -75,35 +79,50 @@ export class Lanes {
     this.steps = steps;
     this.pitch = Math.min(WIDEST, WIDTH / Math.max(1, this.slots, steps.length));
     this.left = this.slots ? WIDTH - steps.length * this.pitch : 0;
-    this.highest = Math.max(...steps.map(took), ...steps.map(expected), 0.001);
-    this.chart.classList.toggle("is-own", own);
+    const heights = steps.map((step) => Math.max(took(step), expected(step))).sort((one, other) => one - other);
+    this.highest = Math.max(0.001, Math.min(heights.at(-1) ?? 0, TALL * (heights[Math.floor(heights.length * 0.95)] ?? 0)));
+    this.host.classList.toggle("is-own", own);
     this.draw(own);
+    this.explain(own);
     this.top.textContent = steps.length ? milliseconds(this.highest) : "";
     this.pointing.renew(steps.length, summary(steps));
   }
 
   draw(own) {
     const paths = Object.fromEntries(Object.keys(this.parts).map((kind) => [kind, []]));
-    const y = (ms) => HEIGHT * (1 - ms / this.highest);
+    const y = (ms) => HEIGHT * (1 - Math.min(1, ms / this.highest));
     let forecast = "";
     let stalls = "";
+    let cuts = "";
     this.steps.forEach((step, index) => {
       const x = this.left + index * this.pitch;
       const wide = this.pitch * (1 - GAP);
       const bar = (from, to) => `M${x.toFixed(2)} ${y(from).toFixed(2)}h${wide.toFixed(2)}V${y(to).toFixed(2)}h${(-wide).toFixed(2)}z`;
       let below = 0;
+      const parts = { decode: step.own_decode_ms, prompts: step.own_prompts_ms };
       for (const [kind, ms] of Object.entries(times(step))) {
         if (ms > 0) paths[kind].push(bar(below, below + ms));
+        if (own && parts[kind] > 0) paths.own.push(bar(below, below + parts[kind]));
         below += Math.max(0, ms);
       }
-      if (own && step.own_ms > 0) paths.own.push(bar(0, step.own_ms));
       const ends = expected(step);
       if (ends) forecast += `M${x.toFixed(2)} ${y(ends).toFixed(2)}h${this.pitch.toFixed(2)}`;
+      if (below > this.highest) cuts += `M${x.toFixed(2)} 5h${wide.toFixed(2)}v2.5h${(-wide).toFixed(2)}z`;
       if (step.stall) stalls += `M${x.toFixed(2)} 0h${wide.toFixed(2)}v10h${(-wide).toFixed(2)}z`;
     });
     for (const [kind, node] of Object.entries(this.parts)) node.setAttribute("d", paths[kind].join(""));
+    this.cuts.setAttribute("d", cuts);
     this.forecast.setAttribute("d", forecast);
     this.stalls.setAttribute("d", stalls);
+  }
+
+  /** What the colours mean, of those that are there. */
+  explain(own) {
+    const there = Object.entries(KINDS).filter(([kind]) => this.steps.some((step) => times(step)[kind] > 0));
+    if (own) there.unshift(["own", "its own part"]);
+    if (this.steps.some(expected)) there.push(["forecast", "forecast"]);
+    if (this.steps.some(({ stall }) => stall)) there.push(["stalls", "queue stands still"]);
+    this.legend.replaceChildren(...there.map(([kind, name]) => element("span", {}, element("i", { class: `key lane-key-${kind}` }), name)));
   }
 
   at(x) {
@@ -126,7 +145,7 @@ export function describe(step) {
     step.read && `${grouped(step.read)} from the store`,
   ].filter(Boolean);
   const foreseen = expected(step) ? `, expected ${milliseconds(expected(step))}` : "";
-  const own = step.own_ms === undefined ? "" : ` Its own: ${grouped(step.own_positions)}, ${milliseconds(step.own_ms)}.`;
+  const own = step.own_positions === undefined ? "" : ` Its own part: ${grouped(step.own_positions)}, ${milliseconds(step.own_decode_ms + step.own_prompts_ms)}.`;
   const waits = step.stall ? ` ${grouped(step.waiting)} waiting: ${STALLS[step.stall.reason] ?? step.stall.reason}${lack(step.stall)}.` : "";
   return `Step ${grouped(step.step)}: ${milliseconds(took(step) - step.engine_ms)}${foreseen}. ${computed.join(", ") || "Nothing computed"}.${own}${waits}`;
 }
@@ -151,10 +170,4 @@ function median(values) {
 
 export function milliseconds(ms) {
   return ms >= 1000 ? `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s` : `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
-}
-
-/** What the colours mean. */
-export function legend(...extra) {
-  const keys = [...Object.entries(KINDS), ...extra].map(([kind, name]) => element("span", {}, element("i", { class: `key lane-key-${kind}` }), name));
-  return element("p", { class: "legend legend-plain", "aria-hidden": "true" }, ...keys);
 }

@@ -2,7 +2,7 @@
 
 import { getJson } from "./api.js";
 import { element, grouped } from "./dom.js";
-import { Lanes, legend, milliseconds } from "./lanes.js";
+import { Lanes, milliseconds } from "./lanes.js";
 
 /** Each part, with what the time was spent on. */
 const PARTS = {
@@ -87,6 +87,6 @@ function line({ name, words, ms }, wall, reasons) {
 function showSteps(host, { steps, cut }) {
   const chart = element("div", {});
   const head = element("h3", {}, `The ${steps.length === 1 ? "step" : `${grouped(steps.length)} steps`} it lived through${cut ? "; earlier ones are forgotten" : ""}`);
-  host.replaceChildren(head, chart, legend(["own", "its own part"], ["forecast", "forecast"], ["stalls", "queue stands still"]));
+  host.replaceChildren(head, chart);
   new Lanes(chart, "Steps of this answer").show(steps, { own: true });
 }

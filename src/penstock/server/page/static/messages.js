@@ -120,7 +120,7 @@ export class MessageView {
     if (this.message.tokens?.length) {
       row.append(iconButton("tokens", "Show how sure each token was", () => this.turnTokens(), { "aria-pressed": String(Boolean(this.tokens)) }));
     }
-    if (stats && this.message.answer && ending !== "stopped" && !error) row.append(this.lifeButton());
+    if (this.message.answer && ending && ending !== "stopped" && !error) row.append(this.lifeButton());
     if (stats) row.append(statistics(stats));
     this.foot.replaceChildren(...parts, row, ...(this.life ? [this.life] : []));
   }
@@ -134,6 +134,7 @@ export class MessageView {
     this.life = this.life ? null : lifeOf(this.message.answer);
     this.showFoot();
     this.foot.querySelector("[aria-label='Show where its time went']").focus();
+    this.life?.scrollIntoView({ block: "nearest" });
   }
 
   edit() {

@@ -17,14 +17,14 @@ export class PrefixesView {
     this.boxes = [];
     this.drawing = svgElement("svg", { preserveAspectRatio: "none", "aria-hidden": "true" });
     this.chart = element("div", { class: "prefixes" }, this.drawing);
-    this.note = element("p", { class: "note lane-note" });
+    this.note = $("prefixes-note");
     this.pointing = new Pointing(this.chart, "Cached prefixes", {
       at: (x, y) => this.boxes.findIndex((box) => box.inside(x * WIDTH, y * this.height)),
       describe: (index) => this.boxes[index].words,
       mark: (index) => this.boxes.forEach((box, at) => box.node.classList.toggle("is-pointed", at === index)),
     });
     this.pointing.note = this.note;
-    $("prefixes-chart").replaceChildren(this.chart, this.note);
+    $("prefixes-chart").replaceChildren(this.chart);
     $("prefixes-view").addEventListener("toggle", () => this.look());
     this.forget("");
   }

@@ -1,7 +1,7 @@
 // The engine's latest steps, as it plans them. It is asked only when it has computed more, and only while somebody looks.
 
 import { getJson } from "./api.js";
-import { Lanes, legend } from "./lanes.js";
+import { Lanes } from "./lanes.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 72;
@@ -15,7 +15,6 @@ export function viewPath(name, model, query = {}) {
 export class StepsView {
   constructor() {
     this.lanes = new Lanes($("steps-chart"), "Latest steps", SHOWN);
-    $("steps-legend").replaceWith(legend(["forecast", "forecast"], ["stalls", "queue stands still"]));
     this.forget("");
   }
 
@@ -39,7 +38,7 @@ export class StepsView {
       if (model !== this.model) return;
       this.seen = now.steps;
       this.steps = [...this.steps, ...data].slice(-SHOWN);
-      this.lanes.show(this.steps);
+      if (this.lanes.pointing.index < 0) this.lanes.show(this.steps); // what is pointed at stays
     } catch (error) {
       this.lanes.note.textContent = error.message;
     } finally {
