@@ -53,7 +53,8 @@ function refused(error) {
   return element("p", { class: "note" }, error.message);
 }
 
-function showParts(bar, list, { wall_ms: wall, parts_ms: parts }) {
+function showParts(bar, list, { parts_ms: parts }) {
+  const wall = parts.total;
   const spent = Object.entries(PARTS)
     .map(([name, words]) => ({ name, words, ms: Math.max(0, parts[name] ?? 0) }))
     .filter(({ ms }) => ms > 0);
