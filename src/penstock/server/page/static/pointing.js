@@ -20,7 +20,9 @@ export class Pointing {
     };
     host.addEventListener("pointermove", point);
     host.addEventListener("pointerdown", point);
-    host.addEventListener("pointerleave", () => this.to(-1));
+    host.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse") this.to(-1); // a thumb that is lifted leaves too, and wants to read
+    });
     host.addEventListener("blur", () => this.to(-1));
     host.addEventListener("keydown", (event) => this.key(event));
   }
