@@ -12,7 +12,7 @@ from penstock.contract.errors import EngineDead
 from penstock.contract.plan import StallReason, StepPlan, StepResult
 from penstock.core import Scheduler
 from penstock.drafters import SuffixDrafter
-from penstock.engine import Engine, EngineLoop, LocalClient
+from penstock.engine import Engine, EngineLoop, LocalClient, recent_steps
 from penstock.engine.admission import QueueLimits
 from penstock.engine.recent_steps import StepRing, told
 from penstock.engine.tenant_book import TenantBook
@@ -169,6 +169,16 @@ def test_steps_are_bounded_by_their_number_and_by_their_rows(most_steps, most_ro
     steps = steps_of(harness)
     assert len(steps) == left
     assert [each.step for each in steps] == list(range(15 - left, 15))
+
+
+def test_no_more_than_the_latest_are_told_at_once_but_all_of_a_request(monkeypatch):
+    monkeypatch.setattr(recent_steps, "MOST_TOLD", 4)
+    harness = timed()
+    named = harness.submit("aaaa", max_tokens=9)
+    harness.run()
+    assert [each.step for each in steps_of(harness)] == [5, 6, 7, 8]
+    assert [each.step for each in steps_of(harness, after=6)] == [7, 8]
+    assert [each.step for each in steps_of(harness, named)] == list(range(9))
 
 
 def test_a_step_that_failed_is_not_told_and_what_came_of_it_is():

@@ -162,7 +162,7 @@ class EngineViews(Protocol):
     """Shows an engine's inside. The engine's thread answers between two steps, in microseconds."""
 
     async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
-        """The steps that are remembered; of some requests, those from their first row to their last.
+        """The latest steps, some hundreds; of some requests, all that are remembered from the first row to the last.
 
         Args:
             after: only steps with larger numbers.

@@ -16,9 +16,11 @@ from penstock.contract.plan import Row, Stall, StepPlan
 from penstock.core.step_time import decodes
 from penstock.latency import StepShares
 
-__all__ = ["MOST_ROWS", "MOST_STEPS", "KeptSteps", "StepRing", "told"]
+__all__ = ["MOST_ROWS", "MOST_STEPS", "MOST_TOLD", "KeptSteps", "StepRing", "told"]
 
 MOST_STEPS = 1024
+MOST_TOLD = 300
+"""Steps that are told at once, where no request is asked about: more than a person sees, and soon told."""
 MOST_ROWS = 16_384
 """Rows of all kept steps together: some 3 MB. With 64 sequences, the last 256 steps."""
 
@@ -87,7 +89,7 @@ class StepRing:
 def told(kept: KeptSteps, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
     """What is told of steps; see `EngineViews.recent_steps`."""
     if not requests:
-        return RecentSteps(tuple([_view(each) for each in kept.steps if each.step > after]))
+        return RecentSteps(tuple([_view(each) for each in kept.steps[-MOST_TOLD:] if each.step > after]))
     views = list(_own_views(kept, requests))
     numbers = [index for index, view in enumerate(views) if view.own is not None and view.own.positions]
     if not numbers:
@@ -115,8 +117,9 @@ def _request_of(seq_id: str) -> str:
 
 
 def _view(kept: _Kept, own: set[int] | None = None) -> StepView:
-    decoding = [row for row in kept.rows if decodes(row)]
-    drafted, shares = sum(len(row.drafts) for row in decoding), kept.shares
+    shares, decoding = kept.shares, [row for row in kept.rows if decodes(row)]
+    drafted = sum([len(row.drafts) for row in decoding])
+    read = sum([row.count for row in kept.rows if row.stored])
     return StepView(
         step=kept.step,
         at=kept.at,
@@ -128,8 +131,8 @@ def _view(kept: _Kept, own: set[int] | None = None) -> StepView:
         foreseen=kept.foreseen,
         decoding=len(decoding),
         drafted=drafted,
-        chunk=sum(row.count for row in kept.rows if not row.stored and not decodes(row)),
-        read=sum(row.count for row in kept.rows if row.stored),
+        chunk=sum([row.count for row in kept.rows]) - read - len(decoding) - drafted,
+        read=read,
         waiting=kept.waiting,
         stall=StepStall(kept.stalls[0].reason, kept.stalls[0].need, kept.stalls[0].have) if kept.stalls else None,
         own=None if own is None else _own_part(kept, own, len(decoding) + drafted),

@@ -28,9 +28,6 @@ from penstock.server.http.route import Route
 
 __all__ = ["Choose", "routes", "views_routes"]
 
-MOST_STEPS = 300
-"""Steps that are told at once, the latest: more than the page draws."""
-
 TREE_SECONDS = 2.0
 """How long a tree of the prefix cache is told again instead of made anew: making one takes milliseconds."""
 
@@ -57,15 +54,14 @@ def views_routes(choose: Choose, access: Access, *known: str) -> tuple[Route, ..
         query = read_query(http_request, "after", *known, compat=access.compat)
         _, views = choose(http_request)
         recent = await views.recent_steps(_step_number(query.get("after", ["-1"])[-1]))
-        told = [step_object(step) for step in recent.steps[-MOST_STEPS:]]
-        return json_response(200, {"object": "list", "data": told})
+        return json_response(200, {"object": "list", "data": [step_object(step) for step in recent.steps]})
 
     async def engine_prefixes(http_request: Request) -> Response:
         """The prefix cache as a tree of prefixes: counts, and no content."""
         read_query(http_request, *known, compat=access.compat)
         model, views = choose(http_request)
-        shared = trees.setdefault(model, _Shared(TREE_SECONDS))
-        return json_response(200, tree_object(await shared.get(views.cached_prefixes)))
+        shared = trees.setdefault(model, _Shared())
+        return json_response(200, tree_object(await shared.get(views.cached_prefixes, TREE_SECONDS)))
 
     async def engine_tenants(http_request: Request) -> Response:
         """What each tenant has of the engine; nothing where the server has no keys."""
@@ -114,16 +110,15 @@ def _step_number(text: str) -> int:
 class _Shared(Generic[T]):
     """Something that takes long to make, made once for all who ask within some seconds. Confined to one event loop."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._making = asyncio.Lock()
         self._made: T | None = None
         self._at = 0.0
 
-    async def get(self, make: Callable[[], Awaitable[T]]) -> T:
-        """The one that was made last, if that is not long ago."""
+    async def get(self, make: Callable[[], Awaitable[T]], seconds: float) -> T:
+        """The one that was made last, if that is not so many seconds ago."""
         async with self._making:
-            if self._made is None or time.monotonic() - self._at >= self._seconds:
+            if self._made is None or time.monotonic() - self._at >= seconds:
                 self._made = await make()
                 self._at = time.monotonic()
             return self._made

@@ -4,7 +4,7 @@
 import { getJson } from "./api.js";
 import { element, grouped, svgElement } from "./dom.js";
 import { Pointing } from "./pointing.js";
-import { viewPath } from "./steps.js";
+import { refusesViews, viewPath } from "./steps.js";
 
 const $ = (id) => document.getElementById(id);
 const WIDTH = 1000;
@@ -34,6 +34,7 @@ export class PrefixesView {
     this.model = model;
     this.steps = -1;
     this.last = -Infinity;
+    this.off = false;
     this.draw({ block_size: 1, blocks: 0, left_out: 0, nodes: [] });
   }
 
@@ -44,7 +45,7 @@ export class PrefixesView {
   }
 
   async look() {
-    if (this.asking || !$("prefixes-view").open || this.now?.alive === false) return;
+    if (this.asking || this.off || !$("prefixes-view").open || this.now?.alive === false) return;
     this.asking = true;
     const { model, now } = this;
     try {
@@ -54,6 +55,7 @@ export class PrefixesView {
       this.draw(tree);
     } catch (error) {
       this.note.textContent = error.message;
+      this.off = refusesViews(error);
     } finally {
       this.last = performance.now();
       this.asking = false;

@@ -6,6 +6,9 @@ import { Lanes } from "./lanes.js";
 const $ = (id) => document.getElementById(id);
 const SHOWN = 72;
 
+/** Whether an engine has no such view at all: several engines behind one server have none. */
+export const refusesViews = (error) => error.code === "views_off";
+
 /** A path of the engine's views, of the model that is looked at; "" is the server's only one. */
 export function viewPath(name, model, query = {}) {
   const given = new URLSearchParams(model ? { model, ...query } : query).toString();
@@ -23,13 +26,14 @@ export class StepsView {
     this.model = model;
     this.steps = [];
     this.seen = 0;
+    this.off = false;
     this.lanes.show([]);
   }
 
   /** Take the counters of one event of the engine; asks what is new. */
   async show(now) {
     if (now.steps < this.seen) this.forget(this.model); // another server
-    if (this.asking || !now.alive || !now.steps || now.steps === this.seen) return;
+    if (this.asking || this.off || !now.alive || !now.steps || now.steps === this.seen) return;
     this.asking = true;
     const { model } = this;
     try {
@@ -41,6 +45,7 @@ export class StepsView {
       if (this.lanes.pointing.index < 0) this.lanes.show(this.steps); // what is pointed at stays
     } catch (error) {
       this.lanes.note.textContent = error.message;
+      this.off = refusesViews(error);
     } finally {
       this.asking = false;
     }

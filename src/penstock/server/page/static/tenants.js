@@ -2,7 +2,7 @@
 
 import { getJson } from "./api.js";
 import { element, grouped } from "./dom.js";
-import { viewPath } from "./steps.js";
+import { refusesViews, viewPath } from "./steps.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 8;
@@ -32,8 +32,8 @@ export class TenantsView {
       if (model !== this.model) return;
       this.draw(data);
       this.none = !data.length && now.steps > 0;
-    } catch {
-      this.none = true; // an engine that does not say: there is no card
+    } catch (error) {
+      this.none = refusesViews(error); // then there is no card
     } finally {
       this.last = performance.now();
       this.asking = false;
