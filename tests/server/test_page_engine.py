@@ -156,7 +156,7 @@ def test_an_answer_shows_where_its_time_went_and_the_steps_it_lived_through(open
     assert drawn(page, "own", ".life-steps") == 2
     page.get_by_role("slider", name="Steps of this answer").focus()
     page.keyboard.press("Home")
-    expect(view.locator(".lane-note")).to_contain_text("Its own part: 7, 10 ms.")
+    expect(view.locator(".lane-note")).to_contain_text("Its own part: 7 positions, 10 ms.")
     button.click()
     expect(view).to_have_count(0)
     page.reload()

@@ -172,6 +172,7 @@ def converse(page, served, expect, narrow: bool) -> None:
     if narrow:
         page.keyboard.press("Escape")
     at_work(served, 243, 224, *pieces())
+    page.locator("#panel").evaluate("(panel) => panel.scrollTo(0, 0)")
     say(page, "Tell me more about the longest.")
     expect(answers(page).last.locator(".stats")).to_be_visible()
 
@@ -217,11 +218,10 @@ def test_the_engines_inside_fits_the_window(open_page, served, expect, tmp_path,
 
     def script(request):
         arrived = time.monotonic()
-        yield from (
-            Wait(PARTS.total),
-            *(delta(word + " ") for word in ["Rivers", "carry", "water", "to", "the", "sea."]),
-            stop(),
-        )
+        yield Wait(PARTS.total - 0.6)
+        for word in ("Rivers", "carry", "water", "to", "the", "sea."):
+            yield from (delta(word + " "), Wait(0.1))
+        yield stop()
         instants = (arrived + PARTS.intake, arrived + 0.2, arrived + 0.4, arrived + 1.0, arrived + PARTS.total)
         yield RequestFinished(Usage(243, 57, 96), Timings(*instants, parts=PARTS))
 

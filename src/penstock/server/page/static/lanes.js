@@ -145,7 +145,7 @@ export function describe(step) {
     step.read && `${grouped(step.read)} from the store`,
   ].filter(Boolean);
   const foreseen = expected(step) ? `, expected ${milliseconds(expected(step))}` : "";
-  const own = step.own_positions === undefined ? "" : ` Its own part: ${grouped(step.own_positions)}, ${milliseconds(step.own_decode_ms + step.own_prompts_ms)}.`;
+  const own = step.own_positions === undefined ? "" : ` Its own part: ${grouped(step.own_positions)} ${step.own_positions === 1 ? "position" : "positions"}, ${milliseconds(step.own_decode_ms + step.own_prompts_ms)}.`;
   const waits = step.stall ? ` ${grouped(step.waiting)} waiting: ${STALLS[step.stall.reason] ?? step.stall.reason}${lack(step.stall)}.` : "";
   return `Step ${grouped(step.step)}: ${milliseconds(took(step) - step.engine_ms)}${foreseen}. ${computed.join(", ") || "Nothing computed"}.${own}${waits}`;
 }
