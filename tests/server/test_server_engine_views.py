@@ -78,11 +78,17 @@ def test_a_step_that_cannot_be_is_refused_by_name(served, after):
     assert answer.json()["error"]["param"] == "after"
 
 
-@pytest.mark.parametrize("path", ["/engine/steps?before=3", "/engine/prefixes?model=x", "/engine/tenants?all=1"])
+@pytest.mark.parametrize("path", ["/engine/steps?before=3", "/engine/prefixes?depth=3", "/engine/tenants?all=1"])
 def test_a_parameter_that_means_nothing_is_refused(served, path):
     answer = served.http.get(path)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("view", ["steps", "prefixes", "tenants"])
+def test_an_adapter_is_looked_at_as_the_engine_that_has_it(served, view):
+    served.engine.steps = [step(7)]
+    assert served.http.get(f"/engine/{view}?model=poet").json() == served.http.get(f"/engine/{view}").json()
 
 
 # ---- a request's steps

@@ -48,4 +48,4 @@ def routes(parts: Parts, access: Access, stopping: asyncio.Event) -> tuple[Route
 
         return look
 
-    return events_route(choose, stopping), *views_routes(choose_views, access, "model")
+    return events_route(choose, stopping), *views_routes(choose_views, access)

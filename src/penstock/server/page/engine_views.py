@@ -45,27 +45,27 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     return views_routes(lambda _: ("", serving.client), serving.access)
 
 
-def views_routes(choose: Choose, access: Access, *known: str) -> tuple[Route, ...]:
-    """The endpoints; `known` are query parameters that `choose` reads."""
+def views_routes(choose: Choose, access: Access) -> tuple[Route, ...]:
+    """The endpoints. All take `model`, which is for `choose`: one engine is that of every model which it lists."""
     trees: dict[str, _Shared[PrefixTree]] = {}  # by model
 
     async def engine_steps(http_request: Request) -> Response:
         """The latest steps: what each computed, how long it took and was expected to take, and why the queue stood."""
-        query = read_query(http_request, "after", *known, compat=access.compat)
+        query = read_query(http_request, "after", "model", compat=access.compat)
         _, views = choose(http_request)
         recent = await views.recent_steps(_step_number(query.get("after", ["-1"])[-1]))
         return json_response(200, {"object": "list", "data": [step_object(step) for step in recent.steps]})
 
     async def engine_prefixes(http_request: Request) -> Response:
         """The prefix cache as a tree of prefixes: counts, and no content."""
-        read_query(http_request, *known, compat=access.compat)
+        read_query(http_request, "model", compat=access.compat)
         model, views = choose(http_request)
         shared = trees.setdefault(model, _Shared())
         return json_response(200, tree_object(await shared.get(views.cached_prefixes, TREE_SECONDS)))
 
     async def engine_tenants(http_request: Request) -> Response:
         """What each tenant has of the engine; nothing where the server has no keys."""
-        read_query(http_request, *known, compat=access.compat)
+        read_query(http_request, "model", compat=access.compat)
         _, views = choose(http_request)
         shares = await views.tenant_shares() if access.keys else ()
         return json_response(200, {"object": "list", "data": tenant_objects(shares, caller_of(http_request.scope))})

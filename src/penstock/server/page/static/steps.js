@@ -46,6 +46,7 @@ export class StepsView {
     } catch (error) {
       this.lanes.note.textContent = error.message;
       this.off = refusesViews(error);
+      this.seen = now.steps; // not again until there is more to see
     } finally {
       this.asking = false;
     }
