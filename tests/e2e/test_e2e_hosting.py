@@ -199,16 +199,29 @@ def test_who_watches_a_model_loads_none(folders):
             line = next(line for line in response.iter_lines() if line.startswith("data: "))
             return json.loads(line.removeprefix("data: "))
 
+    def inside(url: str, name: str) -> tuple[list[dict], list[dict]]:
+        steps, prefixes = (httpx.get(f"{url}/engine/{view}?model={name}").json() for view in ("steps", "prefixes"))
+        assert httpx.get(f"{url}/engine/tenants?model={name}").json()["data"] == []  # without keys
+        return steps["data"], prefixes["nodes"]
+
     with serving(*(str(folders[name]) for name in ("first", "second"))) as (url, _):
         assert event(url)["state"] == event(url, "?model=second")["state"] == "unloaded"
-        complete(url, "second")
+        assert inside(url, "second") == ([], [])
+        answer = complete(url, "second")
+        steps, _ = inside(url, "second")
+        assert sum(step["chunk"] + step["decoding"] for step in steps) >= len(PROMPT) + 11
+        assert inside(url, "first") == ([], [])
+        told = httpx.get(f"{url}/v1/requests/{answer.json()['id']}/steps").json()["steps"]
+        assert sum(step["own_positions"] for step in told) >= len(PROMPT) + 11
         seen = event(url, "?model=second")
         assert (seen["state"], seen["generated_tokens"], seen["alive"]) == ("loaded", 12, True)
         httpx.post(f"{url}/models/unload", json={"model": "second"}, timeout=PATIENCE)
         seen = event(url, "?model=second")
         assert (seen["state"], seen["generated_tokens"]) == ("unloaded", 12)
+        assert inside(url, "second")[0] == []
         assert set(states(url).values()) == {"unloaded"}
-        assert httpx.get(f"{url}/engine/events?model=fourth").status_code == 404
+        for view in ("events", "steps", "prefixes", "tenants"):
+            assert httpx.get(f"{url}/engine/{view}?model=fourth").status_code == 404
 
 
 def resident(pid: int) -> int:

@@ -223,6 +223,9 @@ async def test_what_is_wrong_with_a_request_is_said_here_or_there():
                 await call
         with pytest.raises(RequestError):
             await client.stop_profile()
+        for look in (client.recent_steps(), client.cached_prefixes(), client.tenant_shares()):
+            with pytest.raises(RequestError, match="is for one engine; a fleet has several"):
+                await look
         assert client.adapters() == {}
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.engine_views import NO_PREFIXES, PrefixTree, RecentSteps, StepView, TenantShare
 from penstock.contract.errors import EngineDead, InvalidParameter, Overloaded, RequestError, UnknownModel
 from penstock.contract.events import (
     ChoiceDelta,
@@ -129,11 +130,16 @@ class ScriptedEngine:
     stuck: bool = False
     loaded: dict[str, AdapterFacts] = field(default_factory=dict)
     full: dict[str, Overloaded] = field(default_factory=dict)
+    steps: list[StepView] = field(default_factory=list)
+    prefixes: PrefixTree = NO_PREFIXES
+    tenants: tuple[TenantShare, ...] = ()
+    looks: list[str] = field(default_factory=list)
 
     def reset(self) -> None:
         self.script, self.state, self.yielded = HELLO, HEALTHY, 0
         self.resets, self.stuck, self.profiling = 0, False, False
-        for record in (self.requests, self.live, self.left, self.full, self.loaded):
+        self.prefixes, self.tenants = NO_PREFIXES, ()
+        for record in (self.requests, self.live, self.left, self.full, self.loaded, self.steps, self.looks):
             record.clear()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Output]:
@@ -198,6 +204,24 @@ class ScriptedEngine:
         if name not in self.loaded:
             raise UnknownModel(name)
         del self.loaded[name]
+
+    async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
+        await self.heartbeat()
+        self.looks.append("steps")
+        known = any(each.id in requests for each in self.requests)
+        if requests:
+            return RecentSteps(tuple(each for each in self.steps if known and each.own is not None))
+        return RecentSteps(tuple(each._replace(own=None) for each in self.steps if each.step > after))
+
+    async def cached_prefixes(self) -> PrefixTree:
+        await self.heartbeat()
+        self.looks.append("prefixes")
+        return self.prefixes
+
+    async def tenant_shares(self) -> tuple[TenantShare, ...]:
+        await self.heartbeat()
+        self.looks.append("tenants")
+        return self.tenants
 
     async def start_profile(self) -> None:
         await self.heartbeat()

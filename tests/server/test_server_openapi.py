@@ -101,6 +101,7 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/server_info",
         "/abort_requests",
         "/v1/requests/{request_id}/latency",
+        "/v1/requests/{request_id}/steps",
         "/reset_prefix_cache",
         "/start_profile",
         "/stop_profile",
@@ -108,6 +109,9 @@ def test_every_reference_resolves_and_every_route_is_there(document):
         "/v1/unload_lora_adapter",
         "/metrics",
         "/engine/sampling",
+        "/engine/steps",
+        "/engine/prefixes",
+        "/engine/tenants",
     }
     names = set(document["components"]["schemas"])
 

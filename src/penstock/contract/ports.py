@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.engine_views import EngineViews
 from penstock.contract.events import Output
 from penstock.contract.grammar import Grammar
 from penstock.contract.measurements import Measurements
@@ -180,7 +181,7 @@ class Tokenized:
     text: str
 
 
-class EngineClient(Protocol):
+class EngineClient(EngineViews, Protocol):
     """An engine as a server sees it: the same methods whether it runs in this process, in another or elsewhere."""
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[Output, None]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from penstock.contract.errors import EngineFault
+from penstock.core.block_uses import BlockUses, CachedBlocks
 from penstock.core.cache_log import CacheLog
 from penstock.core.checkpoints import NO_CHECKPOINT, Checkpoints
 
@@ -108,6 +109,7 @@ class BlockPool:
         self._unheld: OrderedDict[int, None] = OrderedDict()  # cached and nobody's, first to be forgotten first
         self._index: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._uses = BlockUses(num_blocks)  # for those who look; decides nothing
 
     @property
     def free(self) -> int:
@@ -164,6 +166,7 @@ class BlockPool:
         blocks = found + [self._take() for _ in range(quote.need)]
         lease = Lease(blocks, len(found), self._era, left, self._restore(keys[: len(found)]))
         self._leases.add(lease)
+        self._uses.found(found[left:])
         self.query_tokens += num_tokens
         self.hit_tokens += len(found) * self.block_size
         return lease
@@ -192,11 +195,17 @@ class BlockPool:
             self.given_back += 1
         lease.left = max(left, lease.left)
 
-    def seal(self, lease: Lease, index: int, key: bytes) -> bool:
+    def seal(self, lease: Lease, index: int, key: bytes, parent: bytes = b"") -> bool:
         """Declare block number `index` of the lease full and final, and let others find it under `key`.
 
         If another block already has the key (two sequences computed the same tokens), a held block keeps it and ours
         stays private; an unheld one loses it to ours, which is used more recently.
+
+        Args:
+            lease: whose block it is.
+            index: its place in the lease.
+            key: its name.
+            parent: the key of the block before it, or the root of its chain; b"" if nobody wants to know.
 
         Returns:
             Whether `key` finds a block that it did not find before.
@@ -219,6 +228,7 @@ class BlockPool:
             self._forget(other)
             del self._unheld[other]
             self._free.append(other)
+        self._uses.sealed(lease.blocks[index], parent, index, heir_of=other)
         self._index[key] = lease.blocks[index]
         self._keys[lease.blocks[index]] = key
         return other is None
@@ -263,6 +273,10 @@ class BlockPool:
     def key_of(self, block: int) -> bytes | None:
         """The key under which `block` can be found; None where it cannot."""
         return self._keys.get(block)
+
+    def cached(self) -> CachedBlocks:
+        """A copy of what is known of the blocks that can be found. Takes a few nanoseconds a block."""
+        return self._uses.cached(self.block_size, self._keys, self._holders)
 
     def check(self) -> None:
         """Verify the pool's invariants.

@@ -46,6 +46,7 @@ from penstock.core.admitter import Admitter
 from penstock.core.backlog import Backlog, backlog_of
 from penstock.core.block_keys import KeyChain, root_key
 from penstock.core.block_pool import BlockPool, Lease
+from penstock.core.block_uses import CachedBlocks
 from penstock.core.cache_log import CacheLog
 from penstock.core.checkpoints import Checkpoints
 from penstock.core.chunk_limit import chunk_limit
@@ -65,7 +66,7 @@ from penstock.core.state_keeping import StateKeeping
 from penstock.core.step_time import StepTimes
 from penstock.core.steps import PlanBuilder
 from penstock.core.suspects import POISONED, Suspects
-from penstock.core.waiting import OneQueue, QueuePart, QueueParts, WaitingQueue
+from penstock.core.waiting import OneQueue, QueuePart, QueueParts, TenantLoad, WaitingQueue
 
 __all__ = ["Scheduler"]
 
@@ -198,6 +199,22 @@ class Scheduler:
     def queue_parts(self) -> QueueParts:
         """Every tenant's part of the queue. Takes time in proportion to its length."""
         return self._waiting.parts()
+
+    def tenant_loads(self) -> dict[str, TenantLoad]:
+        """What runs and waits of each tenant now. Takes time in proportion to the queue."""
+        loads: dict[str, TenantLoad] = {}
+        for seq in self._running:
+            load = loads.get(seq.request.tenant, TenantLoad())
+            loads[seq.request.tenant] = load._replace(running=load.running + 1)
+        for seq in self._waiting:
+            load = loads.get(seq.request.tenant, TenantLoad())
+            tokens = load.waiting_tokens + len(seq.tokens)
+            loads[seq.request.tenant] = TenantLoad(load.running, load.waiting + 1, tokens)
+        return loads
+
+    def cached_blocks(self) -> CachedBlocks:
+        """A copy of what is known of the prefix cache's blocks, for another thread to make a tree of."""
+        return self._pool.cached()
 
     def backlog(self, request: SequenceRequest) -> Backlog:
         """What must happen before `request` begins, if submitted now. Takes time in proportion to the queue."""
@@ -595,9 +612,11 @@ class Scheduler:
         sealed = seq.lease.sealed
         filled = seq.chain.keys[sealed : seq.computed // self.config.block_size]
         found: list[int] = []  # those that others can find from now on
+        parent = seq.chain.keys[sealed - 1] if sealed else seq.chain.root
         for index, key in enumerate(filled, start=sealed):
-            if self._pool.seal(seq.lease, index, key):
+            if self._pool.seal(seq.lease, index, key, parent):
                 found.append(index)
+            parent = key
             if self._restoring is not None:
                 self._restoring.sealed(seq, index)
         if self._cache_log is not None:

@@ -23,7 +23,7 @@ from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import GuessWork, Row, StepPlan
 from penstock.core.part_times import PartTimes
 
-__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of"]
+__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of", "decodes"]
 
 FEW = 4
 """Rows that a processor computes in little more time than one: it waits for the weights of all of them anyway."""
@@ -112,13 +112,16 @@ class StepTimes:
         knows_chunks: whether a step with a chunk was measured.
         error: by how much the last step that was to be learned was foreseen wrongly, as a share of what it took; None
             if nothing was learned of it, or nothing was known before.
+        foreseen: seconds that the last step was expected to take, without a draft model's work and what it read; 0.0
+            if nothing was known.
     """
 
-    __slots__ = ("_drafts", "_guessing", "_reading", "_steps", "error", "knows_chunks", "window")
+    __slots__ = ("_drafts", "_guessing", "_reading", "_steps", "error", "foreseen", "knows_chunks", "window")
 
     def __init__(self, window: int | None = None, known: KnownTimes | None = None) -> None:
         self.window = window
         self.error: float | None = None
+        self.foreseen = 0.0
         self.knows_chunks = known is not None and known.chunks
         self._steps = PartTimes(_STEP, None if known is None else known.steps)
         self._guessing = PartTimes(_GUESSING, None if known is None else known.guessing)
@@ -180,7 +183,7 @@ class StepTimes:
         positions = pairs = drafts = 0.0
         for row in plan.rows:
             drafts += len(row.drafts)
-            if _decodes(row):
+            if decodes(row):
                 starts.append(row.start)
             elif not row.stored:
                 of = chunk_of(row.start, row.count, self.window)
@@ -218,10 +221,10 @@ class StepTimes:
         Nor from a plan that draws nothing: some devices return before they have computed it.
         """
         self.error = None
+        step = self.amounts(plan)
+        self.foreseen = expected = self.of_step(step)
         if not 0.0 < seconds < float("inf") or not any(row.sample for row in plan.rows):
             return
-        step = self.amounts(plan)
-        expected = self.of_step(step)
         if expected > 0.0:
             self.error = abs(expected - seconds) / seconds
         if not step.chunks.positions:
@@ -244,6 +247,6 @@ class StepTimes:
                 self._drafts[rows].forget((of_prompt,), _FORGETTING)
 
 
-def _decodes(row: Row) -> bool:
+def decodes(row: Row) -> bool:
     """Whether a row computes one known token and draws the next; with drafts or without."""
     return row.sample and row.count == 1 + len(row.drafts)

@@ -12,7 +12,7 @@ from penstock.contract.request import SequenceRequest
 from penstock.core.policy import Rank, SeqList
 from penstock.core.sequence import Seq
 
-__all__ = ["OneQueue", "QueuePart", "QueueParts", "WaitingQueue"]
+__all__ = ["OneQueue", "QueuePart", "QueueParts", "TenantLoad", "WaitingQueue"]
 
 
 class QueuePart(NamedTuple):
@@ -45,6 +45,20 @@ class QueueParts(NamedTuple):
     def of(self, tenant: str) -> QueuePart:
         """The part of a tenant."""
         return self.tenants.get(tenant, self.other)
+
+
+class TenantLoad(NamedTuple):
+    """What a tenant has at one moment.
+
+    Attributes:
+        running: sequences that hold a slot.
+        waiting: sequences that do not.
+        waiting_tokens: tokens of these.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
 
 
 class WaitingQueue(Protocol):

@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.engine_views import PrefixTree, RecentSteps, TenantShare
 from penstock.contract.errors import InvalidParameter, RequestError, SetupError
 from penstock.contract.events import Output
 from penstock.contract.measurements import Measurements
 from penstock.contract.ports import Health, Tokenized
 from penstock.contract.request import EngineRequest, Prompt
+from penstock.core.block_uses import CachedBlocks, prefix_tree
 from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.answer_cache import CachedAnswers
 from penstock.engine.engine import Engine
@@ -25,6 +27,7 @@ from penstock.engine.intake_threads import IntakeThreads
 from penstock.engine.loop import EngineCall, EngineLoop, Reader
 from penstock.engine.output_queue import OutputQueue, WaitingRoom
 from penstock.engine.profile import Profile, Profiles
+from penstock.engine.recent_steps import KeptSteps, told
 
 __all__ = ["LocalClient"]
 
@@ -182,6 +185,24 @@ class LocalClient:
     async def detokenize(self, token_ids: tuple[int, ...]) -> str:
         """See `EngineClient.detokenize`."""
         return await self._intake.detokenize(token_ids)
+
+    async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
+        """See `EngineViews.recent_steps`."""
+        kept: list[KeptSteps] = []
+        await self._run(lambda engine: kept.append(engine.recent_steps.snapshot()))
+        return await asyncio.to_thread(told, kept[0], after, requests)
+
+    async def cached_prefixes(self) -> PrefixTree:
+        """See `EngineViews.cached_prefixes`."""
+        blocks: list[CachedBlocks] = []
+        await self._run(lambda engine: blocks.append(engine.scheduler.cached_blocks()))
+        return await asyncio.to_thread(prefix_tree, blocks[0])
+
+    async def tenant_shares(self) -> tuple[TenantShare, ...]:
+        """See `EngineViews.tenant_shares`."""
+        shares: list[tuple[TenantShare, ...]] = []
+        await self._run(lambda engine: shares.append(engine.tenant_shares()))
+        return shares[0]
 
     async def waiting_seconds(self) -> tuple[float, float]:
         """How long a request that came now would wait: until all accepted prompts are read, and until it is begun.

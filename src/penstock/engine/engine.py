@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from penstock.contract.adapter import AdapterFacts
 from penstock.contract.cache_events import CacheEvents
+from penstock.contract.engine_views import TenantShare
 from penstock.contract.errors import ConfigError, EngineDead, RequestError, RunnerLost
 from penstock.contract.events import (
     Admitted,
@@ -50,6 +51,7 @@ from penstock.engine.interrupts import interruptible, interrupts_held
 from penstock.engine.metrics_collector import MetricsCollector
 from penstock.engine.profile import Profile
 from penstock.engine.prompt_echo import PromptEcho
+from penstock.engine.recent_steps import StepRing
 from penstock.engine.recorder import NoRecorder, Recorder
 from penstock.engine.stand_ins import NoClock, NoRunner, OneAtATime
 from penstock.text import TextModel
@@ -106,6 +108,7 @@ class Engine:
     Attributes:
         scheduler: makes the decisions; `scheduler.stats` may be read between steps.
         metrics: the measurements.
+        recent_steps: the latest steps, for those who look.
         adapters: the adapters that requests may name; any thread may read it.
         before_waiting: called in each step before the engine waits for a result or, after a failed step, for another
             runner.
@@ -129,6 +132,7 @@ class Engine:
         self._clock = clock or NoClock()
         self._at = self._clock.now()  # when that happened of which the consequences are drawn
         self.metrics = MetricsCollector(self._clock, scheduler.config.max_model_len, scheduler.times)
+        self.recent_steps = StepRing()
         self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
         self._adapting = adapting
         if scheduler.config.depth > self._runner.depth:
@@ -182,6 +186,10 @@ class Engine:
         if self.adapters.most:
             adapters = AdaptersInUse(self.adapters.most, *map(tuple, map(sorted, self.scheduler.adapters_in_use())))
         return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching, adapters)
+
+    def tenant_shares(self) -> tuple[TenantShare, ...]:
+        """What each tenant has of the engine now."""
+        return self.metrics.tenant_shares(self.scheduler.tenant_loads())
 
     def submit(self, resolved: ResolvedRequest) -> None:
         """Queue all choices of a request, or none.
@@ -340,10 +348,11 @@ class Engine:
         self._steps += 1
         self._failed_in_a_row = 0
         self._at = self._clock.now()
-        self.metrics.ran(result, self._at)
+        shares = self.metrics.ran(result, self._at)
         self._num_computed += plan.num_tokens
         self._num_generated += result.num_tokens
         outputs = self._commit(plan, result)
+        self.recent_steps.add(plan, shares, self.scheduler.times.foreseen, self._at)
         if self._profile is not None:
             self._profile.stepped(plan, self.scheduler)
         return outputs

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.contract.cache_events import EventCounts
+from penstock.contract.engine_views import TenantShare
 from penstock.contract.events import DraftsJudged, FinishReason
 from penstock.contract.measurements import AdaptersInUse, DraftCount, LatencyParts, Measurements, Timings
 from penstock.contract.plan import StepPlan, StepResult, StoreCounts
@@ -17,9 +18,11 @@ from penstock.contract.ports import Clock
 from penstock.contract.request import SequenceRequest
 from penstock.contract.stats import SchedulerStats
 from penstock.core.step_time import StepTimes
+from penstock.core.waiting import TenantLoad
 from penstock.engine import histogram_builder as intervals
 from penstock.engine.histogram_builder import HistogramBuilder
-from penstock.latency import LatencyBook
+from penstock.engine.tenant_book import TenantBook
+from penstock.latency import LatencyBook, StepShares
 
 __all__ = ["MetricsCollector"]
 
@@ -62,6 +65,11 @@ class _SequenceLife:
     cached: int = 0
     generated: int = 0
     preemptions: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Tokens that were computed for it: of its prompt, once it has its first token, and of its answer."""
+        return len(self.sequence.prompt) - self.cached + self.generated if self.generated else 0
 
 
 @dataclass(slots=True)
@@ -108,6 +116,7 @@ class MetricsCollector:
     def __init__(self, clock: Clock, longest: int, times: StepTimes) -> None:
         self._clock = clock
         self._latency = LatencyBook(times)
+        self._tenants = TenantBook()
         self._histograms = _Histograms(longest)
         self._finished = dict.fromkeys(FinishReason, 0)
         self._seqs: dict[str, _SequenceLife] = {}
@@ -175,10 +184,14 @@ class MetricsCollector:
         if plan.rows:
             self._histograms.step_tokens.add(plan.num_tokens)
 
-    def ran(self, result: StepResult, now: float) -> None:
-        """The step was computed. Everything reported until the next step happened at this instant."""
+    def ran(self, result: StepResult, now: float) -> StepShares:
+        """The step was computed. Everything reported until the next step happened at this instant.
+
+        Returns:
+            What took the step's time.
+        """
         self._now = now
-        self._latency.ran(result, now)
+        return self._latency.ran(result, now)
 
     def foreseen(self, error: float) -> None:
         """The scheduler had expected the step to take more or less: by this share of what it took."""
@@ -225,8 +238,13 @@ class MetricsCollector:
             self._count_answer(seq, now)
         elif reason is FinishReason.ABORT:
             self._wasted_tokens += seq.generated
+        self._tenants.ended(seq.sequence, seq.computed)
         self._join(seq, reason)
         return seq.request.timings(now, self._latency.ended(seq_id, at))
+
+    def tenant_shares(self, loads: dict[str, TenantLoad]) -> tuple[TenantShare, ...]:
+        """What each tenant has of the engine, where `loads` is what runs and waits of it now."""
+        return self._tenants.shares(loads, [(seq.sequence, seq.computed) for seq in self._seqs.values()])
 
     # ---- what is counted
 

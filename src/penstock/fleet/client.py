@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.engine_views import PrefixTree, RecentSteps, TenantShare
 from penstock.contract.errors import EngineFault, Overloaded, PenstockError, RequestError, RequestPoisoned, Unavailable
 from penstock.contract.events import Output, RequestFailed, RequestFinished
 from penstock.contract.measurements import NO_PARTS, UNTIMED, Measurements, Timings
@@ -228,6 +229,18 @@ class FleetClient:
     async def stop_profile(self) -> tuple[str, ...]:
         """Refuse to; see `EngineClient.stop_profile`."""
         raise RequestError(f"A profile {_ONE_ENGINE}.", code="profiling_off")
+
+    async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:  # noqa: ARG002
+        """Refuse to; see `EngineViews.recent_steps`."""
+        raise RequestError(f"A view of steps {_ONE_ENGINE}.", code="views_off")
+
+    async def cached_prefixes(self) -> PrefixTree:
+        """Refuse to; see `EngineViews.cached_prefixes`."""
+        raise RequestError(f"A view of the prefix cache {_ONE_ENGINE}.", code="views_off")
+
+    async def tenant_shares(self) -> tuple[TenantShare, ...]:
+        """Refuse to; see `EngineViews.tenant_shares`."""
+        raise RequestError(f"A view of tenants' shares {_ONE_ENGINE}.", code="views_off")
 
     async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
         """See `EngineClient.tokenize`."""

@@ -45,5 +45,5 @@ def common_routes(
         *prefix_cache.routes(clients),
         *about.ROUTES,
         *stats.routes(clients),
-        *latency.routes(recent),
+        *latency.routes(recent, clients),
     )

@@ -1,4 +1,4 @@
-"""`GET /v1/requests/{id}/latency`: where the time of a recent request went.
+"""`GET /v1/requests/{id}/latency` and `/steps`: where a recent request's time went, and the steps it lived through.
 
 Of the last requests that the engine served, their ids, counts of seconds and the ids of those that they waited for are
 remembered; no text, no tokens. A caller is told of its own requests only, and not whom they waited for: that is for an
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
+from penstock.api_fields.step_views import step_object
 from penstock.api_fields.strict_json import JsonObject
 from penstock.api_fields.timings import parts_object
 from penstock.contract.measurements import NO_PARTS, LatencyParts
 from penstock.server.delivery.observation import RequestRecord
+from penstock.server.delivery.serving import Clients
 from penstock.server.http.caller import caller_of
 from penstock.server.http.failures import HttpRefusal, json_response
 from penstock.server.http.openapi import answers
@@ -40,6 +42,8 @@ class _Told:
     status: int
     seconds: float
     parts: LatencyParts
+    requests: frozenset[str]
+    """Their ids at the engine."""
 
     def body(self, *, admin: bool) -> JsonObject:
         """The answer about it."""
@@ -72,7 +76,8 @@ class RecentLatencies:
             return
         parsed = record.parsed
         tenant, seconds = parsed.requests[0].tenant, record.seconds
-        told = _Told(tenant, parsed.id, record.id, record.route, record.status, seconds, record.parts)
+        ids = frozenset([each.id for each in parsed.requests])
+        told = _Told(tenant, parsed.id, record.id, record.route, record.status, seconds, record.parts, ids)
         self._told[parsed.id] = told
         self._told.move_to_end(parsed.id)
         self._answers[record.id] = parsed.id
@@ -86,16 +91,40 @@ class RecentLatencies:
         return self._told.get(named) or self._told.get(self._answers.get(named, ""))
 
 
-def routes(recent: RecentLatencies) -> tuple[Route, ...]:
-    """The endpoint."""
+def routes(recent: RecentLatencies, clients: Clients) -> tuple[Route, ...]:
+    """Both endpoints; `clients` are the engines that may have computed a request."""
 
     async def request_latency(http_request: Request, request_id: str) -> Response:
         """Where the time of a request that is over went, by its answer's id or its request id."""
-        caller, told = caller_of(http_request.scope), recent.find(request_id)
-        if told is None or not (caller.admin or caller.name == told.tenant):
-            message = "No such request is remembered: it is not over, it is long over, or it was another caller's."
-            raise HttpRefusal(UNKNOWN, message, code="request_not_found")
-        return json_response(200, told.body(admin=caller.admin))
+        told = _find(recent, http_request, request_id)
+        return json_response(200, told.body(admin=caller_of(http_request.scope).admin))
 
-    path = "/v1/requests/{request_id}/latency"
-    return (Route("GET", path, request_latency, answers("RequestLatency", 401, 403, 404)),)
+    async def request_steps(http_request: Request, request_id: str) -> Response:
+        """The steps that a request which is over lived through, with its own part in each."""
+        told = _find(recent, http_request, request_id)
+        for client in clients():
+            found = await client.recent_steps(requests=told.requests)
+            if found.steps:
+                steps = [step_object(step) for step in found.steps]
+                return json_response(200, {"id": told.id, "cut": found.cut, "steps": steps})
+        message = "No step of this request is remembered: later ones took their place, or its answer was cached."
+        raise HttpRefusal(UNKNOWN, message, code="steps_not_found")
+
+    path = "/v1/requests/{request_id}"
+    return (
+        Route("GET", f"{path}/latency", request_latency, answers("RequestLatency", 401, 403, 404)),
+        Route("GET", f"{path}/steps", request_steps, answers("RequestSteps", 400, 401, 403, 404, 503)),
+    )
+
+
+def _find(recent: RecentLatencies, http_request: Request, request_id: str) -> _Told:
+    """A request that is remembered, and of which this caller may be told.
+
+    Raises:
+        HttpRefusal: there is none.
+    """
+    caller, told = caller_of(http_request.scope), recent.find(request_id)
+    if told is None or not (caller.admin or caller.name == told.tenant):
+        message = "No such request is remembered: it is not over, it is long over, or it was another caller's."
+        raise HttpRefusal(UNKNOWN, message, code="request_not_found")
+    return told

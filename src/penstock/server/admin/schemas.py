@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from penstock.api_fields.strict_json import JsonObject
-from penstock.server.http.openapi import ERROR, INTEGER, NUMBER, PARTS_SCHEMA, STRING, list_of, nullable, object_of
+from penstock.server.http.openapi import (
+    ERROR,
+    INTEGER,
+    NUMBER,
+    PARTS_SCHEMA,
+    STEP_SCHEMA,
+    STRING,
+    list_of,
+    nullable,
+    object_of,
+)
 
 __all__ = ["SCHEMAS"]
 
@@ -80,6 +90,7 @@ SCHEMAS: JsonObject = {
         },
         optional=("behind",),
     ),
+    "RequestSteps": object_of({"id": STRING, "cut": BOOLEAN, "steps": list_of(STEP_SCHEMA)}),
     "Stats": object_of(
         {"total_tasks": INTEGER, "total_tokens": INTEGER, "active_tasks": INTEGER, "waiting_queue": INTEGER}
     ),

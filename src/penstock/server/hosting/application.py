@@ -81,7 +81,7 @@ def create_hosting_app(
         lambda: [part.serving.live for part in parts.present()],
         recent,
     )
-    routes = (*listed, *common, *files.routes(), events.route(parts, stopping), *probes)
+    routes = (*listed, *common, *files.routes(), *events.routes(parts, access, stopping), *probes)
     app = FastAPI(
         title="Penstock", version="1", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
     )

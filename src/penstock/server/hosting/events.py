@@ -1,4 +1,4 @@
-"""`GET /engine/events?model=NAME` of a server of several models: what one of them is doing.
+"""`GET /engine/events?model=NAME`, `/engine/steps` and so on, of a server of several models: what one of them does.
 
 Looking loads no model. Each event has the model's `state` beside what one engine's has; before its first load all
 counts are 0.
@@ -11,22 +11,34 @@ import asyncio
 from fastapi import Request
 
 from penstock.api_fields.strict_json import JsonObject
+from penstock.contract.engine_views import EngineViews
 from penstock.contract.ports import Health
 from penstock.server.hosting.dispatch import Parts
+from penstock.server.hosting.relay import NOT_LOADED
+from penstock.server.http.access import Access
 from penstock.server.http.route import Route
 from penstock.server.page.engine_events import Look, events_route, snapshot
+from penstock.server.page.engine_views import views_routes
 
-__all__ = ["route"]
+__all__ = ["routes"]
 
 _COUNTS = [name for name in Health.__dataclass_fields__ if name not in ("alive", "reason")]
 _NOTHING = Health(alive=True, reason="", **dict.fromkeys(_COUNTS, 0))
 
 
-def route(parts: Parts, stopping: asyncio.Event) -> Route:
-    """The endpoint; `stopping` is set when the server begins to stop."""
+def routes(parts: Parts, access: Access, stopping: asyncio.Event) -> tuple[Route, ...]:
+    """The endpoints; `stopping` is set when the server begins to stop."""
+
+    def named(http_request: Request) -> str:
+        return http_request.query_params.get("model") or parts.models.names[0]
+
+    def choose_views(http_request: Request) -> tuple[str, EngineViews]:
+        main = parts.status(named(http_request)).model.names[0]
+        part = parts.made(main)
+        return main, NOT_LOADED if part is None else part.serving.client
 
     def choose(http_request: Request) -> Look:
-        name = http_request.query_params.get("model") or parts.models.names[0]
+        name = named(http_request)
         main = parts.status(name).model.names[0]
 
         def look() -> JsonObject:
@@ -36,4 +48,4 @@ def route(parts: Parts, stopping: asyncio.Event) -> Route:
 
         return look
 
-    return events_route(choose, stopping)
+    return events_route(choose, stopping), *views_routes(choose_views, access)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from penstock.contract.adapter import AdapterFacts
+from penstock.contract.engine_views import NO_PREFIXES, NO_STEPS, PrefixTree, RecentSteps, TenantShare
 from penstock.contract.errors import InvalidParameter
 from penstock.contract.events import Output
 from penstock.contract.hosting import Models, ServedModel
@@ -18,7 +19,26 @@ from penstock.contract.measurements import Measurements
 from penstock.contract.ports import EngineClient, Health, Tokenized
 from penstock.contract.request import EngineRequest, Prompt
 
-__all__ = ["RelayedClient", "RelayedWatch"]
+__all__ = ["NOT_LOADED", "NotLoaded", "RelayedClient", "RelayedWatch"]
+
+
+class NotLoaded:
+    """What a model that is not loaded shows of its inside: nothing. See `EngineViews`."""
+
+    async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:  # noqa: ARG002
+        """No step is remembered."""
+        return NO_STEPS
+
+    async def cached_prefixes(self) -> PrefixTree:
+        """Nothing is cached."""
+        return NO_PREFIXES
+
+    async def tenant_shares(self) -> tuple[TenantShare, ...]:
+        """Nobody has anything."""
+        return ()
+
+
+NOT_LOADED = NotLoaded()
 
 
 class RelayedClient:
@@ -123,6 +143,18 @@ class RelayedClient:
             self._measurements = client.measurements()
             return self._measurements
         return replace(self._measurements, running=0, waiting=0)
+
+    async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
+        """See `EngineViews.recent_steps`; a model that is not loaded remembers none."""
+        return await (self._client or NOT_LOADED).recent_steps(after, requests)
+
+    async def cached_prefixes(self) -> PrefixTree:
+        """See `EngineViews.cached_prefixes`; a model that is not loaded has none."""
+        return await (self._client or NOT_LOADED).cached_prefixes()
+
+    async def tenant_shares(self) -> tuple[TenantShare, ...]:
+        """See `EngineViews.tenant_shares`; nobody has anything of a model that is not loaded."""
+        return await (self._client or NOT_LOADED).tenant_shares()
 
 
 class RelayedWatch:

@@ -10,8 +10,10 @@ from typing import Any
 
 from penstock.api_fields.fields import Field, Neutrals
 from penstock.api_fields.request_options import NEUTRAL_STREAM_OPTIONS, STREAM_OPTIONS_FIELDS
+from penstock.api_fields.step_views import STEP_TIMES
 from penstock.api_fields.strict_json import JsonObject
 from penstock.contract.measurements import PARTS
+from penstock.contract.plan import StallReason
 
 __all__ = [
     "ERROR",
@@ -20,6 +22,7 @@ __all__ = [
     "OPTIONAL_STRING",
     "PARTS_SCHEMA",
     "SHARED_SCHEMAS",
+    "STEP_SCHEMA",
     "STRING",
     "answers",
     "list_of",
@@ -61,6 +64,24 @@ PARTS_SCHEMA = object_of(
     | {"queue_for": {"type": "object", "additionalProperties": {"type": "number"}}}
 )
 """Of `api_fields.timings.parts_object`."""
+
+STEP_SCHEMA = object_of(
+    {"step": INTEGER, "at": NUMBER}
+    | {f"{name}_ms": NUMBER for name in STEP_TIMES}
+    | dict.fromkeys(("decoding", "drafted", "chunk", "read", "waiting"), INTEGER)
+    | {
+        "stall": nullable(
+            object_of(
+                {"reason": {"type": "string", "enum": list(StallReason)}, "need": INTEGER, "have": INTEGER},
+            )
+        ),
+        "own_decode_ms": NUMBER,
+        "own_prompts_ms": NUMBER,
+        "own_positions": INTEGER,
+    },
+    optional=("own_decode_ms", "own_prompts_ms", "own_positions"),
+)
+"""Of `api_fields.step_views.step_object`."""
 
 ERROR = object_of({"message": STRING, "type": STRING, "param": OPTIONAL_STRING, "code": STRING})
 

@@ -6,6 +6,9 @@ import { Answering, requestFor } from "./conversation.js";
 import { announce, element, grouped, icon } from "./dom.js";
 import { closeDrawers, isDrawer, reveal } from "./drawers.js";
 import { EngineView } from "./engine.js";
+import { PrefixesView } from "./prefixes.js";
+import { StepsView } from "./steps.js";
+import { TenantsView } from "./tenants.js";
 import { title } from "./format.js";
 import { ConversationList } from "./list.js";
 import { MessageView, copy } from "./messages.js";
@@ -100,7 +103,7 @@ function send(text, parent = conversation.leaf) {
 
 /** Have the message at `parent` answered, in `message` if there is one that came to nothing. */
 function answer(parent, message = null) {
-  if (message) for (const left of ["error", "ending", "tokens", "stats"]) delete message[left];
+  if (message) for (const left of ["error", "ending", "tokens", "stats", "answer"]) delete message[left];
   else thread.add(conversation, (message = { role: "assistant", content: "" }), parent);
   message.running = true;
   answering = new Answering(conversation, message, { onProgress: progressed, onEnd: ended });
@@ -342,7 +345,8 @@ showTheme(document.documentElement.dataset.theme ?? "auto");
 
 // ---- settings and access
 
-const engine = new EngineView(cache, askForKey);
+const tenants = new TenantsView();
+const engine = new EngineView([cache, new StepsView(), new PrefixesView(), tenants], askForKey);
 
 const presets = new Presets(
   { select: $("preset"), form: $("preset-form"), name: $("preset-name"), add: $("preset-add"), remove: $("preset-remove") },
@@ -386,6 +390,7 @@ $("key").value = apiKey();
 $("key-form").addEventListener("submit", (event) => event.preventDefault());
 $("key").addEventListener("change", () => {
   setApiKey($("key").value.trim());
+  tenants.forget(engine.model);
   start();
 });
 

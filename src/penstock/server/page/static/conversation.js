@@ -44,6 +44,7 @@ export class Answering {
 
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
+    if (chunk.id) this.message.answer = chunk.id; // by which the server remembers where its time went
     const [choice] = chunk.choices;
     if (!choice) return;
     if (choice.finish_reason) this.message.ending = choice.finish_reason;

@@ -11,9 +11,9 @@ const STATES = { unloaded: "Not loaded", loading: "Loading", unloading: "Unloadi
 const $ = (id) => document.getElementById(id);
 
 export class EngineView {
-  /** `cache` is told of every event; `onRefused` is called when the server wants a key. */
-  constructor(cache, onRefused) {
-    this.cache = cache;
+  /** `views` are told of every event (`show`) and of every change of model (`forget`); `onRefused` is called when the server wants a key. */
+  constructor(views, onRefused) {
+    this.views = views;
     this.onRefused = onRefused;
     this.before = null;
     this.state = "";
@@ -42,7 +42,7 @@ export class EngineView {
     if (model === this.model) return;
     this.model = model;
     this.before = null;
-    this.cache.forget();
+    for (const view of this.views) view.forget(model);
     for (const plot of Object.values(this.plots)) plot.clear();
     this.restart();
   }
@@ -77,7 +77,7 @@ export class EngineView {
     else if (now.alive) this.say("on", now.running ? "Working" : "Ready");
     else this.say("dead", `The engine is dead: ${now.reason}`);
     this.showCounts(now);
-    this.cache.show(now);
+    for (const view of this.views) view.show(now);
     this.showRates(now);
     this.before = now;
   }

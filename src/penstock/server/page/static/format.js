@@ -13,7 +13,7 @@ const isAlternative = (value) => Array.isArray(value) && value.length === 2 && i
 const isToken = (value) => Array.isArray(value) && value.length === 3 && isAlternative(value.slice(0, 2)) && Array.isArray(value[2]) && value[2].every(isAlternative);
 
 const SETTINGS = { name: isText, model: isText, sampling: isObject, logprobs: (value) => typeof value === "boolean" };
-const DETAILS = { reasoning: isText, ending: isText, error: isText, stats: isNumbers, tokens: (value) => Array.isArray(value) && value.every(isToken) };
+const DETAILS = { reasoning: isText, ending: isText, error: isText, answer: isText, stats: isNumbers, tokens: (value) => Array.isArray(value) && value.every(isToken) };
 
 /** A conversation without settings and messages. */
 export function blank(id) {

@@ -1,6 +1,7 @@
 // What was said, as elements: one article a message, with what can be done about it and what it cost.
 
 import { announce, element, grouped, icon, iconButton } from "./dom.js";
+import { lifeOf } from "./life.js";
 import { render } from "./markdown.js";
 import { TokensView } from "./tokens.js";
 
@@ -22,6 +23,7 @@ export class MessageView {
     this.thinking = null;
     this.tokens = null; // the view of them, while it is what is shown
     this.byTokens = null; // whether it shall be; null: as the conversation says
+    this.life = null; // where its time went, while it is shown
     this.foot = element("div", { class: "message-foot" });
     this.node = element("article", { class: `message message-${message.role}`, "aria-label": own ? "You" : "Answer" }, this.body, this.foot);
     if (own) this.showOwn();
@@ -71,6 +73,7 @@ export class MessageView {
     this.node.classList.toggle("is-running", Boolean(running) && !content);
     if (reasoning) this.showThinking(reasoning, Boolean(running) && !content);
     this.showText(content, Boolean(running));
+    if (running) this.life = null;
     if (running) this.foot.replaceChildren();
     else this.showFoot();
   }
@@ -117,8 +120,21 @@ export class MessageView {
     if (this.message.tokens?.length) {
       row.append(iconButton("tokens", "Show how sure each token was", () => this.turnTokens(), { "aria-pressed": String(Boolean(this.tokens)) }));
     }
+    if (this.message.answer && ending && ending !== "stopped" && !error) row.append(this.lifeButton());
     if (stats) row.append(statistics(stats));
-    this.foot.replaceChildren(...parts, row);
+    this.foot.replaceChildren(...parts, row, ...(this.life ? [this.life] : []));
+  }
+
+  lifeButton() {
+    return iconButton("time", "Show where its time went", () => this.turnLife(), { "aria-pressed": String(Boolean(this.life)) });
+  }
+
+  /** Show where the answer's time went, or no more. */
+  turnLife() {
+    this.life = this.life ? null : lifeOf(this.message.answer);
+    this.showFoot();
+    this.foot.querySelector("[aria-label='Show where its time went']").focus();
+    this.life?.scrollIntoView({ block: "nearest" });
   }
 
   edit() {
