@@ -164,7 +164,7 @@ class GrammarMasking:
             sampled.failed[at] |= slot in self._broken
         for each, of, first, count in zip(own, logits, firsts, counts, strict=True):
             if each.wants_logprob and not each.processed:
-                score_again(sampled, of[:count], samplings, range(first, first + count))
+                score_again(sampled, of[:count], samplings, range(first, first + count), self._choose)
         return sampled, spans
 
     def foresee(self, slot: int) -> tuple[int, ...]:
@@ -234,7 +234,7 @@ class GrammarMasking:
             if not sampled.failed[row] and slot not in self._waiting:
                 self._think(slot, sampled.tokens[row])
         if before is not None:
-            score_again(sampled, before, samplings, raw)
+            score_again(sampled, before, samplings, raw, self._choose)
         if len(self._waiting) == self._step_rows:  # nobody is kept from anything
             unknown = [form.unknown for _, _, form in pending.guided]
             self._threads.wait_for_any(unknown, _PATIENCE_SECONDS)

@@ -175,13 +175,18 @@ def sample(
     if not others:
         return _sample_compiled(choose, logits, samplings, positions)
     if not compiled:
-        return _sample_in_torch(logits, samplings, positions, row_views)
+        return _sample_in_torch(logits, samplings, positions, row_views, choose)
     count = len(samplings)
     sampled = Sampled.unscored([0] * count, [0.0] * count, [False] * count)
     sampled.put(compiled, _sample_compiled(choose, logits[compiled], *_pick(compiled, samplings, positions)))
     part = _pick(others, samplings, positions)
-    sampled.put(others, _sample_in_torch(logits[others], *part, lambda rows: row_views([others[row] for row in rows])))
+    views = partial(_views_of, row_views, others)
+    sampled.put(others, _sample_in_torch(logits[others], *part, views, choose))
     return sampled
+
+
+def _views_of(row_views: ViewRows, others: Sequence[int], rows: Sequence[int]) -> RowViews:
+    return row_views([others[row] for row in rows])
 
 
 def _pick(
@@ -231,7 +236,11 @@ def _metadata(samplings: tuple[RowSampling, ...]) -> SamplingMetadata:
 
 
 def _sample_in_torch(
-    logits: Tensor, samplings: Sequence[RowSampling], positions: Sequence[int], row_views: ViewRows
+    logits: Tensor,
+    samplings: Sequence[RowSampling],
+    positions: Sequence[int],
+    row_views: ViewRows,
+    choose: Choose | None = None,
 ) -> Sampled:
     """`sample`, for any rows on any device: stages, choice, log probabilities."""
     failed = ~logits.amax(-1).isfinite()  # [S]; NaN and +inf win the maximum, and -inf only if there is nothing else
@@ -246,12 +255,12 @@ def _sample_in_torch(
     scored = _scored(tuple(samplings))
     raw = [row for row in scored if not samplings[row].processed]
     processed = [row for row in scored if samplings[row].processed]
-    logprobs = _logprobs(logits, tokens, raw) + _logprobs(staged, tokens, processed)
+    logprobs = _logprobs(logits, tokens, raw, choose) + _logprobs(staged, tokens, processed, choose)
     # Token ids are exact in float64, so that one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
     sampled = Sampled.unscored([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
-    _score(sampled, logits, samplings, raw, lambda rows: log_probabilities(logits[_index(rows, logits)]))
-    _score(sampled, staged, samplings, processed, lambda rows: log_probabilities(staged[_index(rows, staged)]))
+    for of, rows in (logits, raw), (staged, processed):
+        _score(sampled, of, samplings, rows, partial(_rows_logprobs, of, choose))
     return sampled
 
 
@@ -303,12 +312,16 @@ def _by_row(stage: RowStage, rows: Sequence[int], row_views: ViewRows, logits: T
     return stage.apply(logits, row_views(rows))
 
 
-def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int]) -> Tensor:
+def _rows_logprobs(logits: Tensor, choose: Choose | None, rows: Sequence[int]) -> Tensor:
+    return log_probabilities(logits[_index(rows, logits)], choose)
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, wanted: Sequence[int], choose: Choose | None) -> Tensor:
     """`[S]` log probabilities of `tokens` in the rows `wanted`, 0.0 elsewhere."""
     logprobs = torch.zeros(len(tokens), device=logits.device)
     if wanted:
         at = _index(wanted, logits)
-        logprobs[at] = log_probabilities(logits[at]).gather(-1, tokens[at, None]).squeeze(-1)
+        logprobs[at] = log_probabilities(logits[at], choose).gather(-1, tokens[at, None]).squeeze(-1)
     return logprobs
 
 
@@ -343,20 +356,42 @@ def _normalized(logits: Tensor, normalizers: Tensor, rows: Sequence[int]) -> Ten
     return (logits[at].double() - normalizers[at, None]).float()
 
 
-def score_again(sampled: Sampled, logits: Tensor, samplings: Sequence[RowSampling], rows: Sequence[int]) -> None:
+def score_again(
+    sampled: Sampled,
+    logits: Tensor,
+    samplings: Sequence[RowSampling],
+    rows: Sequence[int],
+    choose: Choose | None = None,
+) -> None:
     """Report the tokens of `rows` with log probabilities and ranks under other `logits`, `[len(rows), V]`; in place."""
     part, everyone = sampled.select(rows), range(len(rows))
     own = [samplings[row] for row in rows]
-    logprobs = log_probabilities(logits)  # [R, V]
+    logprobs = log_probabilities(logits, choose)  # [R, V]
     chosen = torch.tensor(part.tokens, device=logits.device)
     part.logprobs[:] = logprobs.gather(-1, chosen[:, None]).squeeze(-1).tolist()
     _score(part, logits, own, everyone, lambda several: logprobs[_index(several, logits)])
     sampled.put(rows, part)
 
 
-def log_probabilities(logits: Tensor) -> Tensor:
-    """`[R, V]` float32, from sums in float64: float32 sums over a large vocabulary are off by up to 1e-5."""
-    return logits.double().log_softmax(-1).float()
+def log_probabilities(logits: Tensor, choose: Choose | None = None) -> Tensor:
+    """`[R, V]` float32, from sums in float64: float32 sums over a large vocabulary are off by up to 1e-5.
+
+    Args:
+        logits: `[R, V]` float32.
+        choose: the backend's compiled call, which adds up in another order than torch: with it, these are to the bit
+            what it reports of tokens that it chooses.
+    """
+    if choose is None:
+        return logits.double().log_softmax(-1).float()
+    return _normalized(logits, choose(logits, _normalizing(len(logits)), None).normalizers, range(len(logits)))
+
+
+@lru_cache(maxsize=16)
+def _normalizing(rows: int) -> SamplingMetadata:
+    """For rows of which only the normalizers are wanted."""
+    columns = {name: torch.full((rows,), neutral, dtype=dtype) for name, (dtype, neutral) in _COLUMNS.items()}
+    columns["temperature"].zero_()
+    return SamplingMetadata(**columns, wants_logprob=torch.ones(rows, dtype=torch.bool))
 
 
 def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
