@@ -8,6 +8,7 @@ in a block marked `sh` is sent; a JSON block behind it must have the shape of wh
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -230,7 +231,15 @@ def test_options_that_a_page_names_exist(page):
     for said in [*spans, *lines]:
         assert named_options(said) <= known, said
     for script, said in re.findall(r"^ *python bench/(\w+)\.py (.*)$", text, re.MULTILINE):
-        assert named_options(said) <= options_of_commands(import_module(script).command), said
+        assert named_options(said) <= options_of_script(script), said
+
+
+def options_of_script(name: str) -> set[str]:
+    """Of a script in `bench/`: its command's, or those that it adds to a parser of its own."""
+    script = import_module(name)
+    if hasattr(script, "command"):
+        return options_of_commands(script.command)
+    return set(re.findall(r'add_argument\(\s*"(--[a-z][\w-]*)"', inspect.getsource(script)))
 
 
 def named_options(said: str) -> set[str]:
