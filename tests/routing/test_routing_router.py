@@ -254,3 +254,19 @@ def test_equal_calls_give_equal_answers():
         return found
 
     assert answers() == answers()
+
+
+def test_replicas_that_have_not_read_are_expected_to_be_as_fast_as_those_that_have():
+    """Two have read, and slowly: to whoever holds nothing, reading everything again takes as long."""
+    router = Router()
+    router.set_replicas([f"r{each}" for each in range(16)])
+    slow, unknown = load(tokens_per_second=50.0), load(tokens_per_second=0.0)
+    for number in range(16):
+        router.report(f"r{number}", slow if number in {3, 7} else unknown, 0.0)
+    (keys,) = prompts(1, 32)
+    router.sent("r3", keys, 513, 1.0)  # ten seconds of reading, which r3 has done by the time of the next turn
+    for number in range(16):
+        router.report(f"r{number}", slow if number == 3 else unknown, 14.0)
+    router.report("r3", load(backlog=4.0, tokens_per_second=50.0), 14.0)
+    longer = [*keys, *prompts(1, 2, seed=5)[0]]
+    assert router.rank(longer, 545, 14.0)[0] == "r3", "four seconds of waiting, and ten of reading elsewhere"

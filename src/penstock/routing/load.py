@@ -60,6 +60,7 @@ class Replica:
         sent: how many of this router's requests it has.
         score: for sorting: about when it could begin a request.
         rate: prompt tokens that it reads in a second.
+        told: whether it has said so itself.
         total_blocks: all its KV blocks; 0 if unknown.
     """
 
@@ -77,6 +78,7 @@ class Replica:
         "reported",
         "score",
         "sent",
+        "told",
         "total_blocks",
     )
 
@@ -84,6 +86,7 @@ class Replica:
         self.name = name
         self.alive = True
         self.rate = rate
+        self.told = False
         self.reported = math.inf
         self.read_at = 0.0
         self.at_once = 0
@@ -100,6 +103,7 @@ class Replica:
         """Believe `load`, beside what was sent so shortly before that it cannot be in it."""
         if load.tokens_per_second > 0:
             self.rate = within(load.tokens_per_second, 1e-3, _MANY)
+            self.told = True
         self._forget_recent(now)
         self.reported = now
         self.read_at = now + within(load.backlog_seconds, 0.0, _HOUR) + sum(each[1] for each in self._recent)

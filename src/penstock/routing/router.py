@@ -53,7 +53,8 @@ class Router:
             300 bytes each, up to a kilobyte where a hundred replicas hold it.
         seed: of the draws among equals; give each router of a fleet another.
         affinity: seconds of waiting that are worth one second of reading what is held elsewhere.
-        tokens_per_second: what a replica reads until it says otherwise.
+        tokens_per_second: what a replica reads, until any says otherwise. Then a replica that has not read yet is
+            expected to be like the middle one of those that have.
         silence: seconds without a report after which a replica that has reported before comes last.
     """
 
@@ -81,6 +82,7 @@ class Router:
         self._now = 0.0
         self._watched = 0.0
         self._silent: set[Replica] = set()
+        self._news = False  # whether a replica has said for the first time how fast it reads
 
     @property
     def known_keys(self) -> int:
@@ -94,8 +96,7 @@ class Router:
             return
         for name in [each for each in self._replicas if each not in wanted]:
             self._drop(name)
-        rate = statistics.median([each.rate for each in self._replicas.values()] or [self._rate])
-        self._replicas = {name: self._replicas.get(name) or Replica(name, rate) for name in wanted}
+        self._replicas = {name: self._replicas.get(name) or Replica(name, self._rate) for name in wanted}
         self._order = list(self._replicas.values())
         self._ring = Ring(self._order)
 
@@ -104,8 +105,9 @@ class Router:
         now = self._time(now)
         replica = self._replicas.get(name)
         if replica is not None:
-            before = replica.total_blocks
+            before, told = replica.total_blocks, replica.told
             replica.report(load, now, self._stay.seconds)
+            self._news = self._news or replica.told > told
             self._blocks += replica.total_blocks - before
             self._silent.discard(replica)
 
@@ -191,10 +193,19 @@ class Router:
         return order, [], unknown
 
     def _watch(self, now: float) -> None:
-        """Now and then, see who has fallen silent: a replica that hangs would look freer and freer."""
+        """Now and then, see who has fallen silent, and what is to be expected of replicas that have not read yet.
+
+        A replica that hangs would look freer and freer, and one that is taken for faster than the others would draw
+        conversations away from whoever holds them.
+        """
         if not 0.0 <= now - self._watched <= self._silence / 8:
             self._watched = now
             self._silent = {each for each in self._order if now - each.reported > self._silence}
+            if self._news:
+                self._news = False
+                self._rate = statistics.median([each.rate for each in self._order if each.told] or [self._rate])
+                for each in self._order:
+                    each.rate = each.rate if each.told else self._rate
 
     def _candidates(self, fit: list[Replica], keys: Sequence[bytes], tokens: float, now: float) -> list[Replica]:
         """The few that are better than others of their load, the best first; see the module."""
