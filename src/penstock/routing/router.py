@@ -180,6 +180,8 @@ class Router:
         """The replicas to rank, the freest first; those that fell silent, unless all did; and names that are none."""
         self._order.sort(key=_SCORE)
         self._watch(now)
+        if self._news:
+            self._expect()
         order = self._order
         unknown: tuple[str, ...] = ()
         if among is not None:
@@ -193,19 +195,20 @@ class Router:
         return order, [], unknown
 
     def _watch(self, now: float) -> None:
-        """Now and then, see who has fallen silent, and what is to be expected of replicas that have not read yet.
-
-        A replica that hangs would look freer and freer, and one that is taken for faster than the others would draw
-        conversations away from whoever holds them.
-        """
+        """Now and then, see who has fallen silent: a replica that hangs would look freer and freer."""
         if not 0.0 <= now - self._watched <= self._silence / 8:
             self._watched = now
             self._silent = {each for each in self._order if now - each.reported > self._silence}
-            if self._news:
-                self._news = False
-                self._rate = statistics.median([each.rate for each in self._order if each.told] or [self._rate])
-                for each in self._order:
-                    each.rate = each.rate if each.told else self._rate
+
+    def _expect(self) -> None:
+        """Expect replicas that have not read yet to be like those that have.
+
+        One that was taken for faster than it is would draw conversations away from whoever holds them.
+        """
+        self._news = False
+        self._rate = statistics.median([each.rate for each in self._order if each.told] or [self._rate])
+        for each in self._order:
+            each.rate = each.rate if each.told else self._rate
 
     def _candidates(self, fit: list[Replica], keys: Sequence[bytes], tokens: float, now: float) -> list[Replica]:
         """The few that are better than others of their load, the best first; see the module."""
