@@ -2,8 +2,8 @@
 
 What the drawn day follows:
 
-- The day's curve: Azure's conversation service has 2.3 times the load at its peak that it has in its valley (Stojkovic
-  et al., "DynamoLLM", 2024). Here it is a cosine with its peak at noon.
+- The day's curve: services have nights (Stojkovic et al., "DynamoLLM", 2024, draws those of two of Azure's). Here it
+  is a cosine with its peak at noon, of 2.3 times the load at midnight.
 - Lengths: half of Azure's conversation prompts have up to 1,020 tokens, half of the answers up to 129 (Patel et al.,
   "Splitwise", 2024, the trace of 2023). Half of those drawn have up to about 1,000 and 128.
 - What prompts share: with endless memory, 62 % of the prompt tokens of a chat service would be found again, most of
