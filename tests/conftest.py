@@ -47,7 +47,8 @@ LENDERS = (
 
 for folder in LENDERS:
     sys.path.insert(0, str(TESTS / folder))
-sys.path.insert(0, str(TESTS.parent / "bench"))  # scripts, and the package that they share; no part of the wheel
+for folder in ("bench", "docs"):  # scripts, and what they share; no part of the wheel
+    sys.path.insert(0, str(TESTS.parent / folder))
 
 
 def _share_processors(number: int, workers: int) -> None:

@@ -12,14 +12,12 @@ import sys
 from pathlib import Path
 
 import click
+import notebooks
 import pytest
 
 from penstock.cli import penstock
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "docs"))
-import notebooks  # noqa: E402 (beside the documents)
-
 NOTEBOOK = ROOT / "docs" / "a-minute-of-serving.ipynb"
 CELLS = notebooks.cells(NOTEBOOK)
 CODE = [cell for cell in CELLS if cell.code]
