@@ -23,7 +23,7 @@ from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import GuessWork, Row, StepPlan
 from penstock.core.part_times import PartTimes
 
-__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of", "decodes"]
+__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of", "row_decodes"]
 
 FEW = 4
 """Rows that a processor computes in little more time than one: it waits for the weights of all of them anyway."""
@@ -183,7 +183,7 @@ class StepTimes:
         positions = pairs = drafts = 0.0
         for row in plan.rows:
             drafts += len(row.drafts)
-            if decodes(row):
+            if row_decodes(row):
                 starts.append(row.start)
             elif not row.stored:
                 of = chunk_of(row.start, row.count, self.window)
@@ -247,6 +247,6 @@ class StepTimes:
                 self._drafts[rows].forget((of_prompt,), _FORGETTING)
 
 
-def decodes(row: Row) -> bool:
+def row_decodes(row: Row) -> bool:
     """Whether a row computes one known token and draws the next; with drafts or without."""
     return row.sample and row.count == 1 + len(row.drafts)

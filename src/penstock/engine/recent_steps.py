@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.contract.engine_views import OwnPart, RecentSteps, StepStall, StepView
 from penstock.contract.plan import Row, Stall, StepPlan
-from penstock.core.step_time import decodes
+from penstock.core.step_time import row_decodes
 from penstock.latency import StepShares
 
 __all__ = ["MOST_ROWS", "MOST_STEPS", "MOST_TOLD", "KeptSteps", "StepRing", "told"]
@@ -117,7 +117,7 @@ def _request_of(seq_id: str) -> str:
 
 
 def _view(kept: _Kept, own: set[int] | None = None) -> StepView:
-    shares, decoding = kept.shares, [row for row in kept.rows if decodes(row)]
+    shares, decoding = kept.shares, [row for row in kept.rows if row_decodes(row)]
     drafted = sum([len(row.drafts) for row in decoding])
     read = sum([row.count for row in kept.rows if row.stored])
     return StepView(
@@ -146,7 +146,7 @@ def _own_part(kept: _Kept, own: set[int], decoded: int) -> OwnPart:
         if row.slot not in own:
             continue
         positions += row.count
-        if decodes(row):
+        if row_decodes(row):
             decode += kept.shares.decode * row.count / decoded
         else:
             prompts += kept.shares.of_rows.get(row.slot, 0.0)

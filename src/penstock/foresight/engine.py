@@ -29,6 +29,7 @@ from penstock.contract.plan import Draft, Row, RowResult, SampledToken, StepPlan
 from penstock.contract.request import SequenceRequest, StopRules
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core import Scheduler
+from penstock.core.step_time import row_decodes
 from penstock.foresight.arrivals import Arrival, Served
 from penstock.foresight.step_costs import CostDraws, StepCosts
 from penstock.routing import ReplicaLoad
@@ -288,7 +289,7 @@ class SimulatedEngine:
                 self._touch(live)
         self.steps += 1
         self.planned += 1
-        read = sum(row.count for row in plan.rows if not row.sample or row.count > 1 + len(row.drafts))
+        read = sum(row.count for row in plan.rows if not row_decodes(row))
         if read:
             self._read = self._read[0] + read, self._read[1] + seconds
         self.now = began + seconds + rest.around
