@@ -204,7 +204,12 @@ def _sample_compiled(
         drawn = torch.tensor(_uniforms(samplings, positions), dtype=torch.float64)
     chosen = choose(logits, metadata, drawn)
     sampled = Sampled.unscored(chosen.tokens.tolist(), chosen.logprobs.tolist(), chosen.failed.tolist())
-    _score(sampled, logits, samplings, _scored(samplings), lambda rows: _normalized(logits, chosen.normalizers, rows))
+
+    def logprobs_of(rows: Sequence[int]) -> Tensor:
+        at = _index(rows, logits)
+        return _normalized(logits[at], chosen.normalizers[at])
+
+    _score(sampled, logits, samplings, _scored(samplings), logprobs_of)
     return sampled
 
 
@@ -350,10 +355,9 @@ def _score(
             sampled.top_logprobs[row] = top
 
 
-def _normalized(logits: Tensor, normalizers: Tensor, rows: Sequence[int]) -> Tensor:
-    """The log probabilities `[R, V]` float32 of `rows` as the compiled call computes that of the chosen token."""
-    at = _index(rows, logits)
-    return (logits[at].double() - normalizers[at, None]).float()
+def _normalized(logits: Tensor, normalizers: Tensor) -> Tensor:
+    """Log probabilities `[R, V]` float32, as the compiled call computes that of the chosen token."""
+    return (logits.double() - normalizers[:, None]).float()
 
 
 def score_again(
@@ -383,7 +387,7 @@ def log_probabilities(logits: Tensor, choose: Choose | None = None) -> Tensor:
     """
     if choose is None:
         return logits.double().log_softmax(-1).float()
-    return _normalized(logits, choose(logits, _normalizing(len(logits)), None).normalizers, range(len(logits)))
+    return _normalized(logits, choose(logits, _normalizing(len(logits)), None).normalizers)
 
 
 @lru_cache(maxsize=16)
