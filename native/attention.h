@@ -1032,7 +1032,9 @@ inline TileSpan find_tile(const AttentionCall& call, const int32_t* starts, int6
 template <typename Q, typename T, bool kPairs>
 void attend_all(const AttentionCall& call, Pool& pool) {
     const int group = call.q_heads / call.cache.kv_heads, heads = call.cache.kv_heads;
-    int32_t* starts = reinterpret_cast<int32_t*>(call.scratch);
+    constexpr int kFewRows = 64;
+    int32_t few[kFewRows + 1];  // of a team every member has its own, and they share the scratch
+    int32_t* starts = call.rows <= kFewRows ? few : reinterpret_cast<int32_t*>(call.scratch);
     int longest = 0;
     starts[0] = 0;
     for (int r = 0; r < call.rows; r++) {

@@ -277,15 +277,19 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     const int64_t threads = smaller(smaller(pool.threads(), PanelRuns::kMost), larger(1, work / kLeastProducts));
     const int64_t runs = smaller(threads, larger(1, panels / kLeastPanels));
     const int64_t rows_each = round_up(divide_up(call.rows, threads / runs), Kernel::kRows);
-    if (threads == 1) return walk(0, call.rows, 0, panels);
+    if (threads == 1) return pool.run(1, [&](int) { walk(0, call.rows, 0, panels); });
     if (rows_each < call.rows) {
         return pool.run(int(runs * divide_up(call.rows, rows_each)), [&](int task) {
             const int64_t row = task / runs * rows_each, run = task % runs;
             walk(row, smaller(row + rows_each, call.rows), panels * run / runs, panels * (run + 1) / runs);
         });
     }
-    PanelRuns left(panels, runs);
+    SharedWord words[PanelRuns::kMost];
+    Team* team = pool.team();
+    PanelRuns left(team ? team->words() : words, panels, runs);
+    for (int64_t i = 0; !team && i < runs; i++) left.begin(i);
     pool.run(int(runs), [&](int mine) {
+        if (team) left.begin(mine);
         for (int64_t panel, last_panel; left.take(mine, panel, last_panel);) walk(0, call.rows, panel, last_panel);
     });
 }

@@ -3,13 +3,14 @@
 //
 // Weights come from memory soonest in long runs. But no two runs take equally long: another process takes a processor, a
 // core gets less of the memory, some cores are built slower than others. When runs were dealt out once and for all,
-// everybody waited for the slowest (ADR 22).
+// everybody waited for the slowest (ADR 23).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 
 #include "layout.h"
+#include "pool.h"
 #include "simd.h"
 
 namespace penstock {
@@ -19,18 +20,17 @@ class PanelRuns {
 public:
     static constexpr int64_t kMost = 256;  // runs
 
-    PanelRuns(int64_t panels, int64_t runs) : runs_(runs) {
-        const auto start = [=](int64_t i) { return i == runs ? panels : panels * i / runs / kTile * kTile; };
-        for (int64_t i = 0; i < runs; i++) {
-            left_[i].run.store(packed({start(i), start(i + 1)}), std::memory_order_relaxed);
-        }
-    }
+    // `left` has a word for each run, whose value is 0 or as `take` left it when all panels were taken.
+    PanelRuns(SharedWord* left, int64_t panels, int64_t runs) : left_(left), panels_(panels), runs_(runs) {}
+
+    // Whoever is to begin with run `mine` may take of it from now on, and others from its end.
+    void begin(int64_t mine) { left_[mine].value.store(packed({start(mine), start(mine + 1)}), std::memory_order_relaxed); }
 
     // The next panels [first, last) for the thread that began with run `mine`; false when there are none left to take.
     // Every panel is given out once.
     bool take(int mine, int64_t& first, int64_t& last) {
         while (true) {
-            uint64_t seen = left_[mine].run.load(std::memory_order_relaxed);
+            uint64_t seen = left_[mine].value.load(std::memory_order_relaxed);
             const Run run = unpacked(seen);
             if (run.first < run.last) {
                 first = run.first;
@@ -54,7 +54,7 @@ private:
 
     // Only its owner moves a run's first panel, and no panel comes back: so a run that looks as before is as before.
     bool replace(int64_t of, uint64_t seen, Run run) {
-        return left_[of].run.compare_exchange_strong(seen, packed(run), std::memory_order_relaxed);
+        return left_[of].value.compare_exchange_strong(seen, packed(run), std::memory_order_relaxed);
     }
 
     // False where no run has more than its owner is about to take.
@@ -62,7 +62,7 @@ private:
         int64_t longest = -1, most = kTogether;
         uint64_t seen = 0;
         for (int64_t i = 0; i < runs_; i++) {
-            const uint64_t theirs = left_[i].run.load(std::memory_order_relaxed);
+            const uint64_t theirs = left_[i].value.load(std::memory_order_relaxed);
             const Run run = unpacked(theirs);
             if (run.last - run.first <= most) continue;
             most = run.last - run.first;
@@ -74,16 +74,15 @@ private:
         const int64_t middle = run.first + round_up(most / 2, kTile);
         // If somebody was quicker, there may be another run to halve.
         if (replace(longest, seen, {run.first, middle})) {
-            left_[mine].run.store(packed({middle, run.last}), std::memory_order_relaxed);
+            left_[mine].value.store(packed({middle, run.last}), std::memory_order_relaxed);
         }
         return true;
     }
 
-    struct alignas(64) Left {
-        std::atomic<uint64_t> run;  // its first panel in the low half of the word, its end in the high half
-    };
-    Left left_[kMost];
-    int64_t runs_;
+    int64_t start(int64_t i) const { return i == runs_ ? panels_ : panels_ * i / runs_ / kTile * kTile; }
+
+    SharedWord* left_;  // of each run, its first panel in the low half of the word, its end in the high half
+    int64_t panels_, runs_;
 };
 
 }  // namespace PENSTOCK_ISA_NAMESPACE

@@ -2,6 +2,9 @@
 
 #include <cassert>
 #include <chrono>
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
 
 namespace penstock {
 namespace {
@@ -15,6 +18,14 @@ std::uint64_t ticket(std::uint64_t generation, int tasks) {
 }
 int next_task(std::uint64_t ticket) { return static_cast<int>(ticket & 0xffff); }
 bool has_task(std::uint64_t ticket) { return (ticket & 0xffff) < ((ticket >> 16) & 0xffff); }
+
+std::int64_t this_process() {
+#if defined(__unix__) || defined(__APPLE__)
+    return getpid();
+#else
+    return 0;  // nothing forks
+#endif
+}
 
 // Spins until `done()` or until the time is up; says which.
 template <class Done>
@@ -31,7 +42,25 @@ bool spin(const Done& done) {
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Team::Team(int members) : members_(members) {
+    assert(members <= kMost);
+    for (int i = 0; i < members; i++) {
+        met_[i].value.store(0, std::memory_order_relaxed);
+        words_[i].value.store(0, std::memory_order_relaxed);
+    }
+}
+
+void Team::meet(int mine) {
+    const std::uint64_t times = met_[mine].value.load(std::memory_order_relaxed) + 1;
+    met_[mine].value.store(times, std::memory_order_release);
+    for (int other = 0; other < members_; other++) {
+        wait_until([&] { return met_[other].value.load(std::memory_order_acquire) >= times; });
+    }
+}
+
+Pool::Pool(Team& team, int mine) : team_(&team), mine_(mine) {}
+
+Pool::Pool(int threads) : process_(this_process()) {
     for (int i = 1; i < threads; i++) workers_.emplace_back([this] { work(); });
 }
 
@@ -44,15 +73,33 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-int Pool::threads() const { return static_cast<int>(workers_.size()) + 1; }
+bool Pool::awake() const { return sleepers_.load(std::memory_order_relaxed) == 0 && process_ == this_process(); }
+
+int Pool::threads() const { return team_ ? team_->members() : static_cast<int>(workers_.size()) + 1; }
 
 void Pool::run(int tasks, Call call, const void* context) {
     assert(tasks <= kMostTasks);
+    if (team_) {
+        for (int i = mine_; i < tasks; i += team_->members()) call(context, i);
+        return team_->meet(mine_);
+    }
     std::unique_lock<std::mutex> ours(running_, std::try_to_lock);
     if (tasks <= 1 || workers_.empty() || !ours.owns_lock()) {
         for (int i = 0; i < tasks; i++) call(context, i);
         return;
     }
+    hand_out(tasks, call, context);
+}
+
+bool Pool::run_together(Call call, const void* context) {
+    assert(!workers_.empty());
+    std::unique_lock<std::mutex> ours(running_, std::try_to_lock);
+    if (!ours.owns_lock()) return false;
+    hand_out(threads(), call, context);  // a thread that waits for the others within its task takes no second one
+    return true;
+}
+
+void Pool::hand_out(int tasks, Call call, const void* context) {
     call_ = call;
     context_ = context;
     unfinished_.store(tasks, std::memory_order_relaxed);

@@ -36,16 +36,50 @@ void wait_until(const Done& done) {
     }
 }
 
+// A word that threads share, on a cache line of its own.
+struct alignas(64) SharedWord {
+    std::atomic<std::uint64_t> value;
+};
+
+// Threads that go through the same code at the same time, each with a number of its own, and wait for each other at
+// meetings. A meeting costs as much as one cache line takes from one core to another: less than half of what it costs to
+// hand work out and to hear that it is done.
+class Team {
+public:
+    static constexpr int kMost = 64;
+
+    explicit Team(int members);
+
+    int members() const { return members_; }
+
+    // Returns when all members have met as often as `mine`: what they wrote before, all may read now.
+    void meet(int mine);
+
+    // One for each member, for whatever they share between two meetings.
+    SharedWord* words() { return words_; }
+
+private:
+    int members_;
+    SharedWord met_[kMost], words_[kMost];
+};
+
 class Pool {
 public:
     using Call = void (*)(const void* context, int task);
 
     explicit Pool(int threads);
+    // What member `mine` sees of a team: run() is called by every member, for the same tasks; each does its share of
+    // them, and returns when all are done.
+    Pool(Team& team, int mine);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     int threads() const;
+    Team* team() const { return team_; }  // null of any other pool
+
+    // Whether all threads are there: none sleeps, nor was left behind in the process that this one was forked from.
+    bool awake() const;
 
     // Calls task(0) .. task(tasks - 1), each once, in any order and on any of the threads; returns when all are done.
     // Two threads may call at once: one of them then does all of its tasks itself. Tasks must not throw.
@@ -55,9 +89,21 @@ public:
     }
     void run(int tasks, Call call, const void* context);
 
+    // Calls task(0) .. task(threads() - 1) at the same time, each on a thread of its own, so that they may wait for each
+    // other. Calls none and returns false where another call has the threads. Requires more than one thread.
+    template <class Task>
+    bool run_together(const Task& task) {
+        return run_together([](const void* context, int index) { (*static_cast<const Task*>(context))(index); }, &task);
+    }
+    bool run_together(Call call, const void* context);
+
 private:
     void work();
     void take_tasks();
+    void hand_out(int tasks, Call call, const void* context);
+
+    Team* team_ = nullptr;
+    int mine_ = 0;
 
     // What is being run: generation (32 bits), number of tasks (16), next task (16), in one word, so that a worker that
     // wakes late can never claim a task of one run with the numbers of another.
@@ -72,6 +118,7 @@ private:
     std::atomic<int> sleepers_{0};
     bool stop_ = false;
     std::vector<std::thread> workers_;
+    std::int64_t process_ = 0;
 };
 
 }  // namespace penstock

@@ -363,6 +363,34 @@ def test_bits_do_not_depend_on_which_thread_takes_which_part(family, variant, pa
         assert all(torch.equal(got, results[0]) for got in results[1:])
 
 
+NO_TEAM = ("deepseek", "granitemoehybrid", "lfm2", "mixtral", "gpt_oss", "qwen3_next", "qwen3_5", "moe", "gemma4")
+"""Parts of the names of families that no team goes through: experts, states, latents, inputs that are used up."""
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_threads_go_through_dense_models_as_a_team(family):
+    model = model_of(family, VARIANTS[family][0], WeightFormat.INT8)
+    assert model.suits_team != any(part in family for part in NO_TEAM)
+
+
+@pytest.mark.parametrize(("family", "variant"), cases(FAMILIES))
+def test_bits_of_few_tokens_do_not_depend_on_the_threads_that_walk_together(family, variant):
+    model = model_of(family, variant, WeightFormat.INT8)
+    lengths = (59, 18, 40)
+    results = []
+    for threads in (1, 2, 3, 4):
+        here.set_threads(threads)
+        bench = Bench(model)
+        for slot, length in enumerate(lengths):
+            bench.admit(slot, prompt_of(model, length))
+        parts = bench.step(*((slot, 0, length - 16, False) for slot, length in enumerate(lengths)))
+        for at, count in ((0, 1), (1, 1), (2, 4), (6, 5), (11, 1), (12, 4)):  # of each row: 3 to 15 tokens
+            rows = [(slot, length - 16 + at, count, at == 12) for slot, length in enumerate(lengths)]
+            parts += bench.step(*rows)
+        results.append(torch.cat(parts))
+    assert all(torch.equal(got, results[0]) for got in results[1:])
+
+
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(
     ("family", "variant"),

@@ -108,6 +108,11 @@ class CompiledExecutor:
         """The compiled `ProgramCost`, used to divide a step among threads."""
         return self._compiled.cost()
 
+    @property
+    def suits_team(self) -> bool:
+        """Whether threads go through steps of few tokens as a team (`native/team.h`)."""
+        return bool(self._compiled.suits_team())
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See `CausalLM.logits`."""
         return head_logits(self.backend, self.program.head, hidden)

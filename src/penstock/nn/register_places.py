@@ -25,11 +25,15 @@ _FIXED = {STREAM: 0, OUT: 1}
 
 
 class Place(NamedTuple):
-    """Width, dtype and area of a register during one live range."""
+    """Width, dtype and area of a register during one live range.
+
+    `product` says whether a product or attention writes it: what threads share (`native/team.h`), and lies elsewhere.
+    """
 
     width: int
     dtype: torch.dtype
     area: int
+    product: bool
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class _Life:
     readers: list[Lowered] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
     area: int = -1
+    product: bool = False
 
 
 class Places:
@@ -90,7 +95,7 @@ def place_registers(operations: Sequence[Lowered], dtype: torch.dtype, inputs: S
 
 
 def _place(life: _Life) -> Place:
-    return Place(life.width, life.dtype, life.area)
+    return Place(life.width, life.dtype, life.area, life.product)
 
 
 def _lives(operations: Sequence[Lowered], owned: Container[str]) -> dict[str, list[_Life]]:
@@ -105,7 +110,15 @@ def _lives(operations: Sequence[Lowered], owned: Container[str]) -> dict[str, li
         for register in written:
             if register.name not in owned and register.name not in {each.name for each in read}:
                 lives.setdefault(register.name, []).append(_Life(_width(register), index, index))
+            if register.name not in owned:
+                lives[register.name][-1].product |= _is_product(operation, register)
     return lives
+
+
+def _is_product(operation: Lowered, written: Register) -> bool:
+    if isinstance(operation, Attended):
+        return written.name != operation.rotated.name
+    return isinstance(operation, Linear | Gated)
 
 
 def _width(register: Register) -> int:
