@@ -206,6 +206,13 @@ void check_sampling(const SampleCall& call) {
     }
 }
 
+void rule_out(const Cpu& cpu, int64_t width, uintptr_t x, const nb::bytes& allowed, uintptr_t out) {
+    require(width >= 0 && width < kMostRows, "width must be between 0 and 2^31 - 1");
+    require(x != 0 && out != 0, "x and out must be given");
+    require(int64_t(allowed.size()) >= divide_up(width, 8), "allowed must have a bit for each number");
+    cpu.kernels().rule_out({width, pointer<float>(x), static_cast<const uint8_t*>(allowed.data()), pointer<float>(out)});
+}
+
 // `scratch` is [rows][vocabulary], or 0 where all rows are greedy.
 void sample(const Cpu& cpu, int64_t rows, int64_t vocabulary, const Rows& logits, const SamplingColumns& columns,
             uintptr_t uniform, const SampledColumns& out, uintptr_t scratch) {
@@ -279,6 +286,8 @@ void bind_attention(nb::module_& module, nb::class_<penstock::Cpu>& cpu) {
     activations("gelu_new", &activation<&KernelTable::gelu_new, 1>, "GELU by tanh.");
     activations("gelu", &activation<&KernelTable::gelu, 1>, "GELU by the normal distribution.");
     activations("relu", &activation<&KernelTable::relu, 1>, "max(x, 0).");
+    cpu.def("rule_out", &rule_out, "width"_a, "x"_a, "allowed"_a, "out"_a,
+            "A row of float32 with -inf where a bit of `allowed` is not set.");
     cpu.def("sample", &sample, "rows"_a, "vocabulary"_a, "logits"_a, "columns"_a, "uniform"_a, "out"_a, "scratch"_a,
             "One token a row of logits.");
 }

@@ -48,6 +48,7 @@ constexpr KernelTable table_named(const char* isa) {
     table.relu = relu;
     table.scale = scale;
     table.sample = sample;
+    table.rule_out = rule_out;
 
     table.route = route;
     table.scatter = scatter;

@@ -38,6 +38,7 @@ struct KernelTable {
     void (*relu)(const ActivationCall& call, Pool& pool);
     void (*scale)(const ScaleCall& call, Pool& pool);
     void (*sample)(const SampleCall& call, Pool& pool);
+    void (*rule_out)(const RuleOutCall& call);
 
     void (*route)(const RouteCall& call, Pool& pool);
     void (*scatter)(const ScatterCall& call, Pool& pool);

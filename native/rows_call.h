@@ -61,6 +61,14 @@ struct ScaleCall {
     Rows out;  // may be `x`
 };
 
+// out[i] = x[i] where bit i of `allowed` is set, lowest bit of a byte first; else -inf, or NaN where x[i] is.
+struct RuleOutCall {
+    int64_t width;
+    const float* x;
+    const uint8_t* allowed;  // [divide_up(width, 8)]
+    float* out;              // may be `x`
+};
+
 // One token a row of logits [rows][vocabulary] fp32; `stride` counts floats from one row to the next.
 struct SampleCall {
     int64_t rows;

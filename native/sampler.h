@@ -292,5 +292,15 @@ inline void sample(const SampleCall& call, Pool& pool) {
     });
 }
 
+// By one thread: it takes less time than waking another.
+inline void rule_out(const RuleOutCall& call) {
+    for (int64_t i = 0; i < call.width; i += kLanes) {
+        const f32x16 x = load_at(call.x, int(i), int(call.width));
+        const Mask allowed = call.allowed[i / 8] | (i + 8 < call.width ? Mask(call.allowed[i / 8 + 1]) << 8 : 0);
+        const Mask nan = ~equal(x, x) & 0xffffu;
+        store_at(call.out, int(i), int(call.width), select(allowed | nan, x, broadcast(-__builtin_inff())));
+    }
+}
+
 }  // namespace PENSTOCK_ISA_NAMESPACE
 }  // namespace penstock

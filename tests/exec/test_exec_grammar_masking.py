@@ -20,8 +20,10 @@ from penstock.exec.grammar_masking import GrammarMasking
 from penstock.exec.sampler import RowSampling, sample
 from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend
+from penstock.kernels.torch_backend import TorchBackend
 
-CHOOSE = CpuBackend().choose if native.available() else None
+BACKEND = CpuBackend() if native.available() else TorchBackend()
+CHOOSE = BACKEND.choose
 WIDTH = 83  # no multiple of eight
 GRAMMAR = Grammar(GrammarKind.REGEX, "x")
 PATIENCE = 30.0
@@ -88,7 +90,7 @@ class Given:
 
 def masked_rows(matchers) -> tuple[GrammarMasking, list[Row]]:
     """A masking with a slot a matcher, None for a row without a grammar, and the rows of a step."""
-    masking = GrammarMasking(Given([one for one in matchers if one is not None]), choose=CHOOSE)
+    masking = GrammarMasking(BACKEND, Given([one for one in matchers if one is not None]))
     spec = SamplingSpec((("temperature", 0),))
     for slot, one in enumerate(matchers):
         grammar = None if one is None else GRAMMAR
@@ -268,7 +270,7 @@ def test_a_row_whose_form_takes_long_waits_and_draws_the_same_later_and_nobody_w
     logits = logits_of(3)
     best = [row.argsort(descending=True).tolist() for row in logits]
     slow = Slow(what, set(best[0]), refused=set(best[0][:2]))
-    masking = GrammarMasking(SlowToMake([slow, Slow("", {9})], slow.gate), choose=CHOOSE)
+    masking = GrammarMasking(BACKEND, SlowToMake([slow, Slow("", {9})], slow.gate))
     for slot, grammar in enumerate((GRAMMAR, GRAMMAR, None)):
         spec = SamplingSpec(())
         masking.admit(
@@ -292,7 +294,7 @@ def test_a_row_whose_form_takes_long_waits_and_draws_the_same_later_and_nobody_w
 
 def test_a_form_that_takes_long_is_not_waited_for_again_while_others_draw():
     slow = Slow("make", {4})
-    masking = GrammarMasking(SlowToMake([slow], slow.gate), choose=CHOOSE)
+    masking = GrammarMasking(BACKEND, SlowToMake([slow], slow.gate))
     masking.admit(
         Admit(0, "s0", (1, 2), (0,), 0, SamplingSpec(()), 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2)
     )
@@ -311,7 +313,7 @@ def test_a_form_is_not_waited_for_long_beside_a_row_that_draws_no_more_in_this_s
     """A row with drafts draws before those that have a form, and a chunk of a prompt does not draw."""
     monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
     slow = Slow(what, {4})
-    masking = GrammarMasking(SlowToMake([slow], slow.gate), choose=CHOOSE)
+    masking = GrammarMasking(BACKEND, SlowToMake([slow], slow.gate))
     masking.admit(
         Admit(0, "s0", (1, 2), (0,), 0, SamplingSpec(()), 0, grammar=GRAMMAR, max_new_tokens=9, prompt_tokens=2)
     )
@@ -360,7 +362,7 @@ def test_a_row_that_waits_for_its_forms_known_ending_draws_that_ending_later():
 
 def test_a_sequence_that_leaves_while_its_form_is_made_is_forgotten():
     slow = Slow("make", {4})
-    masking = GrammarMasking(SlowToMake([slow, Slow("", {5})], slow.gate), choose=CHOOSE)
+    masking = GrammarMasking(BACKEND, SlowToMake([slow, Slow("", {5})], slow.gate))
     row = [Row(0, 1, 1, (), True)]
     for seq_id in ("first", "second"):
         spec = SamplingSpec(())
@@ -466,7 +468,7 @@ def step(masking: GrammarMasking, slots: list[int], draws: list[RowSampling], lo
 def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
     logits, draws = logits_of(4), [draw(temperature=0.9)] * 4
     free, own = sample(logits.clone(), draws, [2] * 4, choose=CHOOSE), logits.log_softmax(-1)
-    masking = GrammarMasking(Given([Listed({9})]), Budgets(), CHOOSE)
+    masking = GrammarMasking(BACKEND, Given([Listed({9})]), Budgets())
     for slot, (budget, grammar) in enumerate([(1, None), (None, None), (None, GRAMMAR), (0, None)]):
         masking.admit(admitted(slot, budget, grammar=grammar))
     told = [step(masking, [0, 1, 2, 3], draws, logits) for _ in range(4)]
@@ -480,7 +482,7 @@ def test_a_used_up_budget_leaves_one_token_and_the_other_rows_alone():
 
 
 def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
-    masking = GrammarMasking(None, Budgets(), CHOOSE)
+    masking = GrammarMasking(BACKEND, None, Budgets())
     masking.admit(admitted(0, 0))
     for token in (4, 70):
         assert step(masking, [0], [draw(temperature=0)], logits_of(1)).tokens == [token]
@@ -492,7 +494,7 @@ def test_a_row_is_not_watched_any_more_when_its_reasoning_is_over():
 
 def test_after_a_preemption_a_budget_stands_where_it_stood():
     budgets = Budgets()
-    masking = GrammarMasking(None, budgets, CHOOSE)
+    masking = GrammarMasking(BACKEND, None, budgets)
     masking.admit(admitted(0, 2, tokens=(1, 2, 30, 31, 4)))
     assert budgets.begun[0].prompt == (1, 2)
     assert step(masking, [0], [draw(temperature=1.0)], logits_of(1)).tokens == [70]
@@ -501,7 +503,7 @@ def test_after_a_preemption_a_budget_stands_where_it_stood():
 
 
 def test_a_row_that_is_not_finite_fails_although_its_token_is_due():
-    masking = GrammarMasking(None, Budgets(), CHOOSE)
+    masking = GrammarMasking(BACKEND, None, Budgets())
     masking.admit(admitted(0, 0))
     masking.admit(admitted(1, 0))
     logits = logits_of(2)

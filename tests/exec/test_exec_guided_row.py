@@ -21,6 +21,7 @@ from test_exec_grammar_masking import (
 from penstock.contract.plan import Row
 from penstock.exec import grammar_masking, guided_row, side_threads
 from penstock.exec.grammar_masking import GrammarMasking
+from penstock.kernels.torch_backend import TorchBackend
 
 HERE = threading.current_thread().name
 BESIDE = "penstock-forms"
@@ -100,7 +101,7 @@ def test_a_form_foresees_once_it_has_proved_to_be_quick(monkeypatch):
 
 
 def test_the_token_that_a_budget_makes_due_is_foreseen():
-    masking = GrammarMasking(Given([]), Budgets())
+    masking = GrammarMasking(TorchBackend(), Given([]), Budgets())
     masking.admit(admitted(0, 1))
     assert masking.foresee(0) == ()
     draws(masking, [Row(0, 1, 1, (), True)], 1)

@@ -14,6 +14,7 @@ from penstock.kernels import native
 if not native.available():
     pytest.skip(COMPILED, allow_module_level=True)
 
+from penstock.kernels.allowed_tokens import rule_out
 from penstock.kernels.native_sampler import SamplingMetadata
 from penstock.sampling import STAGES
 
@@ -223,3 +224,36 @@ def test_terms_that_do_not_fit_the_logits_are_refused():
     given["temperature"][1] = 0.5
     with pytest.raises(ValueError, match="uniform must be given"):
         here.choose(logits_of(2, 10), SamplingMetadata(**given))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 8, 9, 16, 17, 100, 1003, 49152])
+def test_tokens_are_ruled_out_as_torch_does(vocabulary):
+    draw = torch.Generator().manual_seed(vocabulary)
+    allowed = torch.randint(256, (-(-vocabulary // 8) + vocabulary % 3,), generator=draw, dtype=torch.uint8)
+    logits = logits_of(1, vocabulary)[0]
+    logits[torch.randint(vocabulary, (4,), generator=draw)] = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
+    wanted, lowered = torch.empty(vocabulary), torch.empty(vocabulary)
+    rule_out(logits, bytes(allowed), wanted)
+    here.rule_out(logits, bytes(allowed), lowered)
+    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    torch.testing.assert_close(lowered, wanted, **exactly)
+    here.rule_out(logits, bytes(allowed), logits)
+    torch.testing.assert_close(logits, wanted, **exactly)
+
+
+@pytest.mark.parametrize(
+    ("logits", "allowed", "lowered"),
+    [
+        (torch.zeros(9), bytes(1), torch.zeros(9)),
+        (torch.zeros(9), bytes(2), torch.zeros(8)),
+        (torch.zeros(9), bytes(2), torch.zeros(9, dtype=torch.float64)),
+        (torch.zeros(9, 2)[:, 0], bytes(2), torch.zeros(9)),
+        (torch.zeros(1, 9), bytes(2), torch.zeros(9)),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(logits, allowed, lowered):
+    if here.isa() == "torch":
+        pytest.skip("torch refuses what does not fit in words of its own")
+    with pytest.raises(ValueError, match=r"(allowed must have|lowered has 8|must be)"):
+        here.rule_out(logits, allowed, lowered)
+    assert not lowered.any()

@@ -31,7 +31,7 @@ from penstock.contract.thinking import ThinkingBudget
 from penstock.exec.guided_row import GuidedRow
 from penstock.exec.sampler import RowSampling, Sampled, ViewRows, sample, score_again, see_nothing
 from penstock.exec.side_threads import SideThreads
-from penstock.kernels.backend import Choose
+from penstock.kernels.backend import Backend
 
 __all__ = ["GrammarMasking", "PendingMasks"]
 
@@ -65,15 +65,16 @@ class GrammarMasking:
     """The forms and budgets of the slots. Owned by the runner; changed by plans and samples only.
 
     Args:
+        backend: samples, and rules tokens out.
         grammars: None in a runner that is never given a grammar.
         budgets: None in one that is never given a thinking budget.
-        choose: the backend's compiled call, as for `sampler.sample`.
     """
 
     def __init__(
-        self, grammars: Grammars | None, budgets: ThinkingBudgets | None = None, choose: Choose | None = None
+        self, backend: Backend, grammars: Grammars | None = None, budgets: ThinkingBudgets | None = None
     ) -> None:
-        self._choose = choose
+        self._choose = backend.choose
+        self._rule_out = backend.rule_out
         self._grammars = grammars
         self._budgets = budgets
         self._thinking: dict[int, Thinking] = {}
@@ -91,7 +92,9 @@ class GrammarMasking:
         if admit.grammar is None:
             return
         assert self._grammars is not None, f"{admit.seq_id} has a grammar, and this runner knows none"
-        self._guided[admit.slot] = GuidedRow(self._threads, partial(_matcher, self._grammars, admit, admit.grammar))
+        self._guided[admit.slot] = GuidedRow(
+            self._threads, partial(_matcher, self._grammars, admit, admit.grammar), self._rule_out
+        )
 
     def _watch(self, admit: Admit, budget: ThinkingBudget) -> None:
         assert self._budgets is not None, f"{admit.seq_id} has a thinking budget, and this runner knows none"

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from penstock.contract.errors import EngineFault, PenstockError
 from penstock.contract.ports import Matcher
 from penstock.exec.side_threads import SideThreads
+from penstock.kernels.backend import RuleOut
 
 __all__ = ["GuidedRow"]
 
@@ -36,9 +35,6 @@ them took long."""
 
 _Result = TypeVar("_Result")
 
-_BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1  # [256, 8], lowest bit first
-_NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256, 8]
-
 
 class GuidedRow:
     """The form of the sequence in one slot. Owned by `GrammarMasking`.
@@ -46,13 +42,15 @@ class GuidedRow:
     Args:
         threads: where the work is done.
         make: makes the matcher, advanced past what was generated before a preemption; None if that is impossible.
+        rule_out: rules tokens out of a row of logits, as `Backend.rule_out` does.
 
     Attributes:
         mask: whether the next token has a mask, once that is known; if not, the row is broken.
     """
 
-    def __init__(self, threads: SideThreads, make: Callable[[], Matcher | None]) -> None:
+    def __init__(self, threads: SideThreads, make: Callable[[], Matcher | None], rule_out: RuleOut) -> None:
         self._threads = threads
+        self._rule_out = rule_out
         self._matcher: Matcher | None = None
         self._refused: set[int] = set()  # after the tokens so far
         self._closing: int | None = None  # the first token of the known ending, once it was asked for
@@ -62,8 +60,7 @@ class GuidedRow:
         self._quick = 0  # masks in a row that were
         self._needed = _PROVEN
         self._ahead: list[tuple[Matcher, bytes]] = []  # behind each draft that was followed: where, and its mask
-        self._of: bytes = b""  # the mask that the bias was made of
-        self._bias = np.empty((0, 8), dtype=np.float32)
+        self._allowed: bytes = b""  # the mask of the next token
         self.mask: Future[bool] = self._submit(lambda: self._begin(make))
 
     @property
@@ -72,12 +69,8 @@ class GuidedRow:
         return self.mask if self._trying is None else self._trying[1]
 
     def lower(self, logits: Tensor, lowered: Tensor) -> None:
-        """Write the logits `[V]` to `lowered`, with -inf for what the mask rules out; requires `mask`.
-
-        NaN stays NaN, so that such a row still fails. Not a `masked_fill_`, which takes twenty times as long.
-        """
-        bias = torch.from_numpy(self._bias).flatten()[: len(logits)].to(logits.device)
-        torch.minimum(logits, bias, out=lowered)
+        """Write the logits `[V]` to `lowered`, with -inf for what the mask rules out; requires `mask`."""
+        self._rule_out(logits, self._allowed, lowered)
 
     @property
     def goes_along(self) -> bool:
@@ -98,15 +91,14 @@ class GuidedRow:
             How many drafts are allowed without a search; the places after these are written too.
         """
         began, matcher = time.thread_time(), self._followed()
-        self._ahead = [(matcher, self._of)]
+        self._ahead = [(matcher, self._allowed)]
         self.lower(logits[0], lowered[0])
         for place, draft in enumerate(drafts, start=1):
             matcher = matcher.copy()
             mask = _mask_behind(matcher, draft)
             if not mask:
                 break
-            self._spread(mask)
-            self.lower(logits[place], lowered[place])
+            self._rule_out(logits[place], mask, lowered[place])
             self._ahead.append((matcher, mask))
             if time.thread_time() - began > _SLOW_MASK_SECONDS:
                 self._is_slow()
@@ -115,8 +107,7 @@ class GuidedRow:
 
     def arrive(self, count: int) -> None:
         """This many drafts were drawn: advance past them."""
-        self._matcher, mask = self._ahead[count]
-        self._spread(mask)
+        self._matcher, self._allowed = self._ahead[count]
         self._ahead = []
 
     def take(self, token: int) -> Future[bool]:
@@ -223,19 +214,8 @@ class GuidedRow:
         except EngineFault:
             return False
         self._quick = self._quick + 1 if time.thread_time() - began < _QUICK_SECONDS else 0
-        self._spread(mask)
+        self._allowed = mask
         return True
-
-    def _spread(self, mask: bytes) -> None:
-        """Spread `mask` into upper bounds for logits: +inf, or -inf for a token that is not allowed.
-
-        Kept between steps, because most masks equal the one of the step before: a string goes on.
-        """
-        if mask != self._of:
-            if len(self._bias) != len(mask):
-                self._bias = np.empty((len(mask), 8), dtype=np.float32)
-            _NUMBERS.take(np.frombuffer(mask, dtype=np.uint8), axis=0, out=self._bias, mode="clip")
-            self._of = mask
 
 
 def _mask_behind(matcher: Matcher, token: int) -> bytes:

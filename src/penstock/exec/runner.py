@@ -144,7 +144,7 @@ class TorchRunner:
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
-        self._masking = GrammarMasking(grammars, budgets, backend.choose)
+        self._masking = GrammarMasking(backend, grammars, budgets)
         self._pools = Pools(self._embedding_layers)
         self._held: dict[int, _Held] = {}  # of slots whose draw waits
         stores = (kv,) if drafter is None else (kv, drafter.kv)

@@ -20,10 +20,13 @@ from penstock.kernels.native_sampler import Choices, SamplingMetadata
 from penstock.kernels.recurrence import GatedNormCall, RecurrenceCall
 from penstock.kernels.short_convolution import ConvolutionCall
 
-__all__ = ["Backend", "Choose"]
+__all__ = ["Backend", "Choose", "RuleOut"]
 
 Choose = Callable[[Tensor, SamplingMetadata, Tensor | None], Choices]
 """Chooses a token for each row of logits; see `native_sampler.choose`."""
+
+RuleOut = Callable[[Tensor, bytes, Tensor], None]
+"""Writes a row of logits with -inf for tokens that are not allowed; see `allowed_tokens.rule_out`."""
 
 
 class Backend(Protocol):
@@ -57,6 +60,11 @@ class Backend(Protocol):
     @property
     def choose(self) -> Choose | None:
         """A function that samples tokens in one call; None if sampling is left to torch, stage by stage."""
+        ...
+
+    @property
+    def rule_out(self) -> RuleOut:
+        """A function that rules tokens out of a row of logits."""
         ...
 
     def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> str | None:

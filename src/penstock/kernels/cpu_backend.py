@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels import native, native_attention, native_experts, native_recurrent, native_rows, native_sampler
 from penstock.kernels.attention_spec import AttentionSpec
-from penstock.kernels.backend import Choose
+from penstock.kernels.backend import Choose, RuleOut
 from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.head_projection import project_heads
 from penstock.kernels.linear import Weight
@@ -53,6 +53,7 @@ class CpuBackend:
     def __init__(self, isa: str = "", threads: int = 1) -> None:
         self.cpu: Cpu = native.open_cpu(isa, threads)
         self._choose: Choose = partial(native_sampler.choose, self.cpu)
+        self._rule_out: RuleOut = partial(native_sampler.rule_out, self.cpu)
         self._torch = TorchBackend(_CPU)
 
     def __repr__(self) -> str:
@@ -72,6 +73,11 @@ class CpuBackend:
     def choose(self) -> Choose:
         """See `Backend.choose`."""
         return self._choose
+
+    @property
+    def rule_out(self) -> RuleOut:
+        """See `Backend.rule_out`."""
+        return self._rule_out
 
     def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> str | None:
         """See `Backend.why_not`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.native import Cpu, required
 
-__all__ = ["Choices", "SamplingMetadata", "choose"]
+__all__ = ["Choices", "SamplingMetadata", "choose", "rule_out"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +130,26 @@ def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor
         scratch=0 if scratch is None else scratch.data_ptr(),
     )
     return Choices(tokens, logprobs, failed, normalizers)
+
+
+def rule_out(cpu: Cpu, logits: Tensor, allowed: bytes, lowered: Tensor) -> None:
+    """Write a row of logits with -inf for every token that is not allowed; NaN stays NaN, so that such a row fails.
+
+    Args:
+        cpu: runs the kernel.
+        logits: `[V]` float32.
+        allowed: a bit for each token, at least `V` in all, the lowest bit of a byte first.
+        lowered: `[V]` float32, written; may be `logits`.
+
+    Raises:
+        ValueError: an argument does not fit; nothing has been written.
+    """
+    for name, row in (("logits", logits), ("lowered", lowered)):
+        if row.dim() != 1 or row.dtype != torch.float32 or not row.is_contiguous():
+            raise ValueError(f"{name} must be [V] float32 and contiguous, not {tuple(row.shape)} {row.dtype}")
+    if len(lowered) != len(logits):
+        raise ValueError(f"lowered has {len(lowered)} tokens, and logits have {len(logits)}")
+    cpu.rule_out(width=len(logits), x=logits.data_ptr(), allowed=allowed, out=lowered.data_ptr())
 
 
 def _check_column(name: str, column: Tensor, dtype: torch.dtype, count: int) -> None:

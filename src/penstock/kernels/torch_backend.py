@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.kernels import experts, norm, paged_attention, rope
+from penstock.kernels import allowed_tokens, experts, norm, paged_attention, rope
 from penstock.kernels.activation import ACTIVATIONS, gelu_new_reference
 from penstock.kernels.attention_spec import AttentionSpec
+from penstock.kernels.backend import RuleOut
 from penstock.kernels.cuda_attention import CudaAttention
 from penstock.kernels.experts import ExpertStack, RouterSpec, StackedWeight
 from penstock.kernels.head_projection import project_heads
@@ -54,6 +55,11 @@ class TorchBackend:
     def choose(self) -> None:
         """See `Backend.choose`."""
         return
+
+    @property
+    def rule_out(self) -> RuleOut:
+        """See `Backend.rule_out`."""
+        return allowed_tokens.rule_out
 
     def why_not(self, dtype: torch.dtype, head_dim: int, *, latent: bool = False) -> None:  # noqa: ARG002 - any
         """See `Backend.why_not`: it supports everything."""
