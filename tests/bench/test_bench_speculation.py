@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from penstock.bench.speculation import TaskRun, run_task, speculation_table, summary
+from penstock.bench.speculation import TaskRun, run_both, speculation_table, summary
 from penstock.bench.speculation_tasks import TASKS
 from penstock.cli import penstock
 from penstock.contract.errors import EngineFault
@@ -28,24 +28,62 @@ def test_runs_are_compared_in_pairs():
     assert "a task" in speculation_table([row])
 
 
+class Engine:
+    """Answers `[1, 2, 3, 4]` to everything, some tokens a step, each of which takes `seconds`."""
+
+    def __init__(self, clock, order, seconds, a_step):
+        self.clock, self.order, self.seconds, self.a_step = clock, order, seconds, a_step
+        self.scheduler = SimpleNamespace(stats=SimpleNamespace(steps=0))
+        self.forms, self.prompts, self.given = [], {}, {}
+
+    def generate(self, prompts, sampling_params, *, use_tqdm):
+        self.clock[0] += 100.0
+        self.forms.append(str(sampling_params.structured_outputs or ""))
+        return [SimpleNamespace(prompt_token_ids=[7, at]) for at, _ in enumerate(prompts)]
+
+    chat = generate
+
+    def add_request(self, prompt, sampling_params):
+        self.prompts[str(len(self.prompts))] = prompt
+        self.given[str(len(self.given))] = 0
+        self.asked = str(sampling_params.structured_outputs or "")
+        return str(len(self.given) - 1)
+
+    def has_unfinished_requests(self):
+        return any(given < 4 for given in self.given.values())
+
+    def step(self):
+        self.clock[0] += self.seconds
+        self.order.append(self.a_step)
+        self.scheduler.stats.steps += 1
+        moved = []
+        for request_id, given in self.given.items():
+            self.given[request_id] = min(4, given + self.a_step)
+            tokens = [1, 2, 3, 4][: self.given[request_id]]
+            outputs = [SimpleNamespace(token_ids=tokens)]
+            moved.append(SimpleNamespace(request_id=request_id, error="", outputs=outputs))
+        return moved
+
+
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_prompts_and_forms_are_ready_before_the_clock_starts(task):
-    asked: list[tuple[float, int]] = []  # when, and the form's size
+def test_engines_take_turns_and_what_comes_before_costs_nothing(task):
+    clock, order = [0.0], []
+    engines = Engine(clock, order, 1.0, 1), Engine(clock, order, 1.5, 2)
+    plain, guessed = run_both(*engines, task, 2, 500, lambda: clock[0])
+    assert plain == TaskRun(4.0, 4, ((1, 2, 3, 4),) * 2)
+    assert guessed == TaskRun(3.0, 2, ((1, 2, 3, 4),) * 2)
+    assert order == [1, 2, 1, 1, 2, 1]  # whoever has fewer tokens, the first of equals
+    for engine in engines:
+        assert list(engine.prompts.values()) == [[7, 0], [7, 1]]
+        assert engine.asked in engine.forms if task.schema is not None else len(engine.forms) == 1
 
-    class Engine:
-        def generate(self, prompts, sampling_params, *, use_tqdm):
-            asked.append((clock[0], len(str(sampling_params.structured_outputs or ""))))
-            clock[0] += 1.0
-            answer = SimpleNamespace(error=None, outputs=[SimpleNamespace(token_ids=[1, 2])])
-            return [answer for _ in prompts]
 
-        chat = generate
-
-    clock = [0.0]
-    run = run_task(Engine(), task, 2, 500, lambda: 0, lambda: clock[0])
-    assert run.seconds == 1.0
-    *before, measured = [form for _, form in asked]
-    assert measured in before if task.schema is not None else len(before) == 1
+def test_a_failed_answer_is_no_figure():
+    clock, order = [0.0], []
+    broken = Engine(clock, order, 1.0, 1)
+    broken.step = lambda: [SimpleNamespace(request_id="0", error="it broke", outputs=[])]
+    with pytest.raises(EngineFault, match="chat: it broke"):
+        run_both(broken, Engine(clock, order, 1.0, 1), TASKS[3], 1, 500, lambda: clock[0])
 
 
 def test_an_answer_that_differs_is_no_figure():

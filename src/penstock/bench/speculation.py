@@ -1,8 +1,9 @@
 """Measures what guesses save: runs the same tasks with and without guesses, in turns, and compares every token.
 
-A run has an engine of its own, so that it remembers no earlier run's answers. Prompts are cached and forms compiled
-before the clock starts, because guesses save only decode steps, and an engine's first form takes half a second to
-compile. Requires of an engine only that it answers lists of prompts.
+Two engines answer at the same time, one of them with guesses. They take turns step by step, whoever has fewer tokens
+next, and each step's time counts for its engine: so a machine that slows down for a second slows down both. Prompts are
+cached and forms compiled before the clock starts, because guesses save only decode steps, and an engine's first form
+takes half a second to compile. Requires of an engine only that it answers lists of prompts and can be stepped.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from penstock.bench.speculation_tasks import Task
 from penstock.contract.errors import EngineFault
 from penstock.sampling import SamplingParams
 
-__all__ = ["Answers", "TaskRun", "run_task", "speculation_table", "summary"]
+__all__ = ["Answers", "TaskRun", "run_both", "speculation_table", "summary"]
 
 
 class Answers(Protocol):
-    """An engine that answers lists of prompts, as `LLM` does."""
+    """An engine that answers lists of prompts and can be stepped by hand, as `LLM` is."""
+
+    @property
+    def scheduler(self) -> Any:
+        """Its `stats.steps` is the number of steps so far."""
+        ...
 
     def chat(self, messages: Sequence[Any], sampling_params: SamplingParams, *, use_tqdm: bool) -> Sequence[Any]:
         """Answer conversations."""
@@ -31,13 +37,25 @@ class Answers(Protocol):
         """Continue prompts."""
         ...
 
+    def add_request(self, prompt: Sequence[int], sampling_params: SamplingParams) -> str:
+        """Queue a request."""
+        ...
+
+    def step(self) -> Sequence[Any]:
+        """Compute a step; return the requests that advanced."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is work."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRun:
     """One run of a task by several streams at once.
 
     Attributes:
-        seconds: time for all answers.
+        seconds: time of the steps, for all answers.
         steps: steps that the engine computed.
         tokens: the token ids of each answer.
     """
@@ -52,22 +70,22 @@ class TaskRun:
         return sum(map(len, self.tokens)) / self.seconds
 
 
-def run_task(
-    engine: Answers,
+def run_both(
+    plain: Answers,
+    guessing: Answers,
     task: Task,
     streams: int,
     vocab_size: int,
-    steps: Callable[[], int],
     now: Callable[[], float] = time.perf_counter,
-) -> TaskRun:
-    """Run a task once.
+) -> tuple[TaskRun, TaskRun]:
+    """Run a task once with each of two engines, which take turns.
 
     Args:
-        engine: an engine without other work.
+        plain: an engine without other work, which computes a token a step.
+        guessing: another one, which guesses.
         task: the task.
         streams: number of streams at once, each with its own prompt.
         vocab_size: size of the model's vocabulary.
-        steps: returns how many steps the engine has computed.
         now: a monotonic clock, in seconds.
 
     Raises:
@@ -76,16 +94,46 @@ def run_task(
     asked = [task.ask(stream, vocab_size) for stream in range(streams)]
     form: dict[str, Any] = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
     params = SamplingParams(max_tokens=task.max_tokens, **task.sampling, **form)
-    _answer(engine, asked, SamplingParams(max_tokens=1))
-    if form:  # compile the form for this answer length; an answer that ends at once leaves nothing to guess from
+    both = [_Stepped(engine, _ready(engine, asked, task, form), params) for engine in (plain, guessing)]
+    while busy := [each for each in both if each.engine.has_unfinished_requests()]:
+        min(busy, key=lambda each: each.count).step(task.name, now)
+    first, second = (each.run() for each in both)
+    return first, second
+
+
+def _ready(engine: Answers, asked: Sequence[str | list[int]], task: Task, form: dict[str, Any]) -> list[list[int]]:
+    """Cache the prompts and compile the form for this answer length; returns the prompts' tokens."""
+    answers = _answer(engine, asked, SamplingParams(max_tokens=1))
+    if form:  # an answer that ends at once leaves nothing to guess from
         _answer(engine, asked[:1], SamplingParams(max_tokens=task.max_tokens, stop=["["], **form))
-    began, before = now(), steps()
-    answers = _answer(engine, asked, params)
-    seconds = now() - began
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise EngineFault(f"{task.name}: {failed[0]}")
-    return TaskRun(seconds, steps() - before, tuple(tuple(answer.outputs[0].token_ids) for answer in answers))
+    return [list(answer.prompt_token_ids) for answer in answers]
+
+
+class _Stepped:
+    """An engine that answers some prompts, and what its steps took."""
+
+    def __init__(self, engine: Answers, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        self.engine = engine
+        self._seconds = 0.0
+        self._before = int(engine.scheduler.stats.steps)
+        self._tokens: dict[str, tuple[int, ...]] = {engine.add_request(prompt, params): () for prompt in prompts}
+
+    @property
+    def count(self) -> int:
+        """Tokens so far."""
+        return sum(map(len, self._tokens.values()))
+
+    def step(self, task: str, now: Callable[[], float]) -> None:
+        began = now()
+        moved = self.engine.step()
+        self._seconds += now() - began
+        for output in moved:
+            if output.error:
+                raise EngineFault(f"{task}: {output.error}")
+            self._tokens[output.request_id] = tuple(output.outputs[0].token_ids)
+
+    def run(self) -> TaskRun:
+        return TaskRun(self._seconds, int(self.engine.scheduler.stats.steps) - self._before, (*self._tokens.values(),))
 
 
 def _answer(engine: Answers, asked: Sequence[str | list[int]], params: SamplingParams) -> Sequence[Any]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
-from penstock.bench.speculation import TaskRun, run_task, speculation_table, summary
+from penstock.bench.speculation import TaskRun, run_both, speculation_table, summary
 from penstock.bench.speculation_tasks import TASKS
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
@@ -44,7 +42,7 @@ _LEFT_OUT = (
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
 def command(
-    context: click.Context, /, streams: tuple[int, ...], repeats: int, target: Path | None, **_: object
+    context: click.Context, /, streams: tuple[int, ...], repeats: int, target: Path | None, **_options: object
 ) -> None:
     """Measure what guesses save with MODEL: five tasks with and without them, in turns, every answer compared.
 
@@ -58,26 +56,18 @@ def command(
     tell_torch_computes(config.device)
     options = library_options(config) | {"generation_config": "none"}
     without = {"speculate": False, "draft_model": ""}
-    runs: dict[tuple[int, str, bool], list[TaskRun]] = {}
-    total = repeats * len(streams) * 2 * len(TASKS)
+    runs: dict[tuple[int, str], list[tuple[TaskRun, TaskRun]]] = {}
+    total = repeats * len(streams) * len(TASKS)
     with tqdm(total=total, desc="Measuring", unit="run", leave=False, disable=None) as bar:
-        for repeat in range(repeats):
+        for _ in range(repeats):
             for count in streams:
-                for guessing in (False, True) if repeat % 2 == 0 else (True, False):
-                    with LLM(**options | ({} if guessing else without)) as llm:
-                        for task in TASKS:
-                            run = run_task(llm, task, count, llm.card.vocab_size, partial(_steps, llm))
-                            runs.setdefault((count, task.name, guessing), []).append(run)
-                            bar.update()
-    rows = [
-        summary(task.name, count, runs[count, task.name, False], runs[count, task.name, True])
-        for count in streams
-        for task in TASKS
-    ]
+                # New ones each time: they remember no earlier answers, and where memory lies makes a difference.
+                with LLM(**options | without) as plain, LLM(**options) as guessing:
+                    for task in TASKS:
+                        pair = run_both(plain, guessing, task, count, plain.card.vocab_size)
+                        runs.setdefault((count, task.name), []).append(pair)
+                        bar.update()
+    rows = [summary(name, count, *zip(*pairs, strict=True)) for (count, name), pairs in runs.items()]
     click.echo("every answer is the same with guesses and without", err=json_only(target))
     record = head | {"kind": "speculate", "config": asdict(config), "rows": rows, "load_average_after": load_average()}
     report(speculation_table(rows), record, target)
-
-
-def _steps(llm: Any) -> int:
-    return int(llm.scheduler.stats.steps)
