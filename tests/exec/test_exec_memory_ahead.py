@@ -66,6 +66,19 @@ def test_a_page_more_than_is_in_use_is_found_in_every_cache_and_nothing_is_chang
     assert [resident(each) for each in caches] == before, "there is enough of it"
 
 
+def test_who_waits_for_it_waits_without_pauses(monkeypatch):
+    monkeypatch.setattr(module, "_REST_SECONDS", PATIENCE)
+    caches = [cache(), cache()]
+    ahead = MemoryAhead(caches)
+    ahead.settle()  # nothing is asked for
+    ahead.reach((0, 2))
+    began = time.monotonic()
+    ahead.settle()
+    assert not ahead._working
+    assert time.monotonic() - began < PATIENCE / 2
+    assert all(resident(each) >= 3 * BLOCK_BYTES + LARGE_PAGE for each in caches)
+
+
 def test_all_of_it_is_found_when_the_last_block_is_near():
     one = cache()
     ahead = MemoryAhead([one])

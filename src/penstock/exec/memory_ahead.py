@@ -14,7 +14,6 @@ import ctypes
 import mmap
 import sys
 import threading
-import time
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
@@ -29,7 +28,7 @@ _REST_SECONDS = 0.01
 
 
 class MemoryAhead:
-    """Allocates memory for the blocks after the highest one in use. `reach` is for one thread.
+    """Allocates memory for the blocks after the highest one in use. `reach` and `settle` are for one thread.
 
     Args:
         caches: each `[num_blocks, ...]`, contiguous.
@@ -42,6 +41,8 @@ class MemoryAhead:
         self._highest = -1
         self._enough_for = 0  # blocks
         self._working = False
+        self._thread: threading.Thread | None = None
+        self._hurry = threading.Event()
 
     def reach(self, blocks: Iterable[int]) -> None:
         """These blocks are used from now on."""
@@ -51,13 +52,21 @@ class MemoryAhead:
         self._highest = max(self._highest, highest)
         if not self._working:
             self._working = True
-            threading.Thread(target=self._work, name="penstock-memory", daemon=True).start()
+            self._thread = threading.Thread(target=self._work, name="penstock-memory", daemon=True)
+            self._thread.start()
+
+    def settle(self) -> None:
+        """Return when the memory for the blocks so far is there, without pauses: before anybody waits for a step."""
+        if self._thread is not None:
+            self._hurry.set()
+            self._thread.join()
+            self._hurry.clear()
 
     def _work(self) -> None:
         for index, cache in enumerate(self._caches):
             while self._able and self._found[index] < self._wanted(cache):
                 self._ask(index, cache)
-                time.sleep(_REST_SECONDS)
+                self._hurry.wait(_REST_SECONDS)
         self._enough_for = min(map(self._blocks_found, self._found, self._caches))
         self._working = False
 

@@ -242,6 +242,7 @@ class TorchRunner:
                 result = self.run(StepPlan(1, (), (), last))
         finally:
             self._slots, self._keeping = kept, keeping
+        self._ahead.settle()
         return result.seconds - (0.0 if result.guessing is None else result.guessing.seconds)
 
     def _restore(self, rows: Sequence[Row]) -> tuple[tuple[Row, ...], tuple[RowResult, ...]]:
