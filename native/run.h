@@ -47,39 +47,7 @@ public:
     // read and others.publish() once it is written; goes on when they return.
     template <class Others>
     void operate(const Operation& operation, const Others& others) const {
-        if (const auto* linear = std::get_if<LinearOperation>(&operation)) {
-            project(*linear);
-        } else if (const auto* norm = std::get_if<NormOperation>(&operation)) {
-            normalise(*norm);
-        } else if (const auto* activation = std::get_if<ActivationOperation>(&operation)) {
-            activate(*activation);
-        } else if (const auto* experts = std::get_if<ExpertsOperation>(&operation)) {
-            ask_experts(*experts);
-        } else if (const auto* gate = std::get_if<GateRowsOperation>(&operation)) {
-            gate_rows(*gate);
-        } else if (const auto* convolution = std::get_if<ConvolutionOperation>(&operation)) {
-            others.await();
-            convolve(*convolution);
-            others.publish();
-        } else if (const auto* recurrence = std::get_if<RecurrenceOperation>(&operation)) {
-            others.await();
-            recur(*recurrence);
-            others.publish();
-        } else if (const auto* gated_norm = std::get_if<GatedNormOperation>(&operation)) {
-            normalise_gated(*gated_norm);
-        } else if (const auto* columns = std::get_if<GateOperation>(&operation)) {
-            gate_columns(*columns);
-        } else if (const auto* factor = std::get_if<ScaleOperation>(&operation)) {
-            scale(*factor);
-        } else if (const auto* groups = std::get_if<RegroupOperation>(&operation)) {
-            regroup(*groups);
-        } else if (const auto* heads = std::get_if<ProjectHeadsOperation>(&operation)) {
-            project_heads(*heads);
-        } else if (const auto* site = std::get_if<AdaptOperation>(&operation)) {
-            adapt(*site);
-        } else {
-            attend(std::get<AttendOperation>(operation), others);
-        }
+        std::visit([&](const auto& by) { compute(by, others); }, operation);
     }
 
 private:
@@ -101,16 +69,39 @@ private:
         return whole;
     }
 
-    // Calls compute(pool) for an operation that writes `out` and takes next to no time: in a team by every member for
-    // itself, or by one where they share what is written.
-    template <class Compute>
-    void write(const Columns& out, const Compute& compute) const {
-        if (!member_) return compute(pool_);
-        if (member_->sharing.own[size_t(out.in)]) return compute(member_->alone);
-        pool_.run(1, [&](int) { compute(member_->alone); });
+    template <class By, class Others>
+    void compute(const By& by, const Others&) const {
+        compute(by);
     }
 
-    void normalise(const NormOperation& by) const {
+    template <class Others>
+    void compute(const ConvolutionOperation& by, const Others& others) const {
+        others.await();
+        kernels_.short_convolution({stretch(), by.filter, read(rows(by.x)), optional(by.gate_in), optional(by.gate_out),
+                                    step_.states[by.state].data, rows(by.out)},
+                                   pool_);
+        others.publish();
+    }
+
+    template <class Others>
+    void compute(const RecurrenceOperation& by, const Others& others) const {
+        others.await();
+        kernels_.recurrence({stretch(), by.rule, read(rows(by.q)), read(rows(by.k)), read(rows(by.v)), read(rows(by.a)),
+                             optional(by.b), step_.states[by.state].data, rows(by.out)},
+                            pool_);
+        others.publish();
+    }
+
+    // Calls run(pool) for an operation that writes `out` and takes next to no time: in a team by every member for
+    // itself, or by one where they share what is written.
+    template <class RunOn>
+    void write(const Columns& out, const RunOn& run) const {
+        if (!member_) return run(pool_);
+        if (member_->sharing.own[size_t(out.in)]) return run(member_->alone);
+        pool_.run(1, [&](int) { run(member_->alone); });
+    }
+
+    void compute(const NormOperation& by) const {
         write(by.out, [&](Pool& pool) { normalise(by, pool); });
     }
 
@@ -125,7 +116,7 @@ private:
         }
     }
 
-    void project(const LinearOperation& by) const {
+    void compute(const LinearOperation& by) const {
         const Rows out = rows(by.out);
         LinearCall call{shard_.tokens, by.outputs, by.inputs, read(rows(by.x)), by.weight, by.bias,
                         by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, by.gate, prefetcher_};
@@ -137,7 +128,7 @@ private:
     }
 
     // Each head by one thread: there is too little of it for more.
-    void project_heads(const ProjectHeadsOperation& by) const {
+    void compute(const ProjectHeadsOperation& by) const {
         const WeightStack& weights = by.weights;
         const Rows x = rows(by.x), out = rows(by.out);
         const int tasks = std::min(pool_.threads(), by.heads);
@@ -158,7 +149,7 @@ private:
     }
 
     // Adapters with few tokens each by one thread, several at once: a product of theirs is too small to be shared out.
-    void adapt(const AdaptOperation& by) const {
+    void compute(const AdaptOperation& by) const {
         constexpr int64_t kFewTokens = 8;
         int64_t tokens = 0;
         for (int32_t i = 0; i < step_.adapted_count; i++) tokens += mine(step_.adapted[i]).tokens;
@@ -201,20 +192,20 @@ private:
         }
     }
 
-    void activate(const ActivationOperation& by) const {
+    void compute(const ActivationOperation& by) const {
         write(by.out, [&](Pool& pool) {
             activation_kernel(kernels_, by.kind)({shard_.tokens, by.out.width, read(rows(by.x)), rows(by.out)}, pool);
         });
     }
 
-    void ask_experts(const ExpertsOperation& by) const {
+    void compute(const ExpertsOperation& by) const {
         const Rows out = rows(by.out);
         run_experts({by.layer, shard_.tokens, read(rows(by.x)), read(rows(by.logits)),
                      by.adds ? read(out) : ConstRows{}, out, kernel_scratch_, prefetcher_},
                     kernels_, pool_);
     }
 
-    void gate_rows(const GateRowsOperation& by) const {
+    void compute(const GateRowsOperation& by) const {
         const Rows out = rows(by.out);
         kernels_.gate_rows({shard_.tokens, by.out.width, read(rows(by.x)), read(rows(by.logits)), read(out), out}, pool_);
     }
@@ -223,37 +214,25 @@ private:
 
     Stretch stretch() const { return {shard_.token, shard_.tokens, step_.runs}; }
 
-    void convolve(const ConvolutionOperation& by) const {
-        kernels_.short_convolution({stretch(), by.filter, read(rows(by.x)), optional(by.gate_in), optional(by.gate_out),
-                                    step_.states[by.state].data, rows(by.out)},
-                                   pool_);
-    }
-
-    void recur(const RecurrenceOperation& by) const {
-        kernels_.recurrence({stretch(), by.rule, read(rows(by.q)), read(rows(by.k)), read(rows(by.v)), read(rows(by.a)),
-                             optional(by.b), step_.states[by.state].data, rows(by.out)},
-                            pool_);
-    }
-
-    void normalise_gated(const GatedNormOperation& by) const {
+    void compute(const GatedNormOperation& by) const {
         kernels_.gated_norm({shard_.tokens, by.x.width, by.norm, read(rows(by.x)), read(rows(by.gate)), rows(by.out)},
                             pool_);
     }
 
-    void gate_columns(const GateOperation& by) const {
+    void compute(const GateOperation& by) const {
         write(by.out, [&](Pool& pool) {
             kernels_.gate_columns(
                 {shard_.tokens, by.x.width, read(rows(by.x)), read(rows(by.gate)), rows(by.out), by.kind}, pool);
         });
     }
 
-    void scale(const ScaleOperation& by) const {
+    void compute(const ScaleOperation& by) const {
         write(by.x, [&](Pool& pool) {
             kernels_.scale({shard_.tokens, by.x.width, read(rows(by.x)), *by.factor, rows(by.x)}, pool);
         });
     }
 
-    void regroup(const RegroupOperation& by) const {
+    void compute(const RegroupOperation& by) const {
         write(by.out, [&](Pool& pool) {
             kernels_.regroup({shard_.tokens, by.groups, by.x.width / (2 * by.groups), read(rows(by.x)), rows(by.out)},
                              pool);
@@ -261,7 +240,7 @@ private:
     }
 
     template <class Others>
-    void attend(const AttendOperation& by, const Others& others) const {
+    void compute(const AttendOperation& by, const Others& others) const {
         const KvCache& cache = step_.caches[by.cache];
         const Rows q = rows(by.rotated), mixed = rows(by.out);
         const RotaryCall call{shard_.tokens, read(rows(by.q)), optional(by.k), optional(by.v), q, cache, by.q_heads,
