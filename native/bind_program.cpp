@@ -471,7 +471,8 @@ void bind_program(nb::module_& module) {
         .def("adapt", &add_adapt, "x"_a, "out"_a, "site"_a)
         .def("admit", &admit_adapter, "adapter"_a, "Check that an adapter fits, once before steps that have it.")
         .def("cost", &program_cost)
-        .def("suits_team", [](const Program& program) { return sharing_of(program).has_value(); },
+        .def("finish", [](Program& program) { program.sharing = sharing_of(program); }, "Once all is added.")
+        .def("suits_team", [](const Program& program) { return program.sharing.has_value(); },
              "Whether threads may go through steps of few tokens as a team.")
         .def("scratch_bytes", &scratch_bytes, "cpu"_a, "tokens"_a, "rows"_a, "longest"_a,
              "Bytes of scratch with which run() is quickest.")

@@ -92,17 +92,15 @@ void run_shards(const Program& program, const Step& step, const KernelTable& ker
     });
 }
 
-// How a team would compute the step; nothing if it cannot or should not.
-std::optional<Sharing> team_sharing(const Program& program, const Step& step, int threads) {
-    if (!suits_team(step.tokens, threads) || step.adapted_count > 0) return {};
-    if (step.scratch_bytes < team_scratch(program, step.tokens, threads) + int64_t(attention_scratch(step.rows))) return {};
-    return sharing_of(program);
+// Whether the step is one for a team.
+bool suits_team(const Program& program, const Step& step, int threads) {
+    return program.sharing && step.adapted_count == 0 && worth_a_team(step.tokens, threads) &&
+           step.scratch_bytes >= team_scratch(program, step.tokens, threads) + int64_t(attention_scratch(step.rows));
 }
 
 // What is left of a program from `operation` on by a team: every thread goes through all of it. False, and nothing is
 // computed, where another call has the threads.
-bool run_team(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Sharing& sharing,
-              size_t operation) {
+bool run_team(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, size_t operation) {
     const int members = pool.threads();
     const int64_t used = team_scratch(program, step.tokens, members);
     const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used,
@@ -110,7 +108,7 @@ bool run_team(const Program& program, const Step& step, const KernelTable& kerne
     Team team(members);
     return pool.run_together([&](int mine) {
         Pool together(team, mine), alone(1);
-        const Membership member{sharing, step.scratch, alone};
+        const Membership member{*program.sharing, step.scratch, alone};
         uint8_t* own = step.scratch + areas_size(program, step.tokens) + mine * shard_scratch(program, step.tokens);
         const Run run(program, step, kernels, together, whole, own, nullptr, &member);
         for (size_t i = operation; i < program.operations.size(); i++) run.operate(program.operations[i], Nobody{});
@@ -123,7 +121,7 @@ int64_t program_scratch(const Program& program, int64_t tokens, int32_t rows, in
     const int64_t attention = attention_scratch_of(program, tokens, rows, longest, threads);
     const int64_t apart = threads == 1 ? 0 : threads * lost_by_sharing(program) + shards_scratch(rows, threads);
     const int64_t together = shard_scratch(program, tokens, threads) + std::max(attention, apart);
-    if (!suits_team(tokens, threads)) return together;
+    if (!worth_a_team(tokens, threads)) return together;
     return std::max(together, team_scratch(program, tokens, threads) + attention);
 }
 
@@ -138,12 +136,12 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     }
     const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used, left};
     const Run run(program, step, kernels, pool, whole, step.scratch, nullptr);
-    const std::optional<Sharing> sharing = team_sharing(program, step, pool.threads());
+    const bool by_team = suits_team(program, step, pool.threads());
     size_t layer = 0;
     for (size_t i = 0; i < program.operations.size(); i++) {
         if (layer < program.layer_starts.size() && program.layer_starts[layer] == int64_t(i)) {
             // The first layer wakes the threads; until they are there, whoever is here computes.
-            if (layer++ > 0 && sharing && pool.awake() && run_team(program, step, kernels, pool, *sharing, i)) return;
+            if (layer++ > 0 && by_team && pool.awake() && run_team(program, step, kernels, pool, i)) return;
         }
         run.operate(program.operations[i], Nobody{});
     }

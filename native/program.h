@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -183,6 +184,11 @@ struct State {
     int64_t places, numbers;
 };
 
+// Which registers each member of a team has for itself (team.h).
+struct Sharing {
+    std::vector<bool> own;  // by register
+};
+
 struct Program {
     std::vector<Register> registers;   // the first two as said above
     std::vector<int64_t> area_bytes;   // of each area, for one token
@@ -192,6 +198,8 @@ struct Program {
     int32_t inputs = 0;  // registers that are inputs
 
     int64_t inner = 0;  // the widest down(x) of the adapters that it was shown
+
+    std::optional<Sharing> sharing;  // how a team goes through it; nothing if none can, or before all is added
 
     bool looks_ahead = false;  // whether a token sees positions after its own anywhere
 

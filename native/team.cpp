@@ -82,7 +82,7 @@ private:
 
 }  // namespace
 
-bool suits_team(int64_t tokens, int threads) {
+bool worth_a_team(int64_t tokens, int threads) {
     return threads > 1 && threads <= Team::kMost && tokens <= kMostTokens;
 }
 

@@ -8,19 +8,13 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "program.h"
 
 namespace penstock {
 
-// Which registers each member of a team has for itself.
-struct Sharing {
-    std::vector<bool> own;  // by register
-};
-
-// Whether so many tokens are few enough for a team of so many threads.
-bool suits_team(int64_t tokens, int threads);
+// Whether a step of so many tokens is better computed by a team of so many threads than kernel by kernel.
+bool worth_a_team(int64_t tokens, int threads);
 
 // How a team goes through a program; nothing if it cannot: where operations have a state or choose experts, or where a
 // member could overwrite what a slower one still reads.

@@ -68,6 +68,7 @@ def compile_program(program: Program, dtype: torch.dtype) -> Any:
         for operation in layer:
             builder.add(index, operation)
             index += 1
+    compiled.finish()
     return compiled
 
 

@@ -27,7 +27,8 @@ _FIXED = {STREAM: 0, OUT: 1}
 class Place(NamedTuple):
     """Width, dtype and area of a register during one live range.
 
-    `product` says whether a product or attention writes it: what threads share (`native/team.h`), and lies elsewhere.
+    `product` says whether a product or attention writes it. The threads of a team share such a register and have each
+    of the others for themselves (`native/team.h`), so that one register cannot be both at different times.
     """
 
     width: int
@@ -116,6 +117,7 @@ def _lives(operations: Sequence[Lowered], owned: Container[str]) -> dict[str, li
 
 
 def _is_product(operation: Lowered, written: Register) -> bool:
+    """Whether a team shares out what `operation` writes there; no team computes programs with other products."""
     if isinstance(operation, Attended):
         return written.name != operation.rotated.name
     return isinstance(operation, Linear | Gated)
