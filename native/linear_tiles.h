@@ -284,12 +284,14 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
             walk(row, smaller(row + rows_each, call.rows), panels * run / runs, panels * (run + 1) / runs);
         });
     }
-    SharedWord words[PanelRuns::kMost];
     Team* team = pool.team();
+    SharedWord words[PanelRuns::kMost];
     PanelRuns left(team ? team->words() : words, panels, runs);
-    for (int64_t i = 0; !team && i < runs; i++) left.begin(i);
+    if (!team) {
+        for (int64_t i = 0; i < runs; i++) left.begin(i);
+    }
     pool.run(int(runs), [&](int mine) {
-        if (team) left.begin(mine);
+        if (team) left.begin(mine);  // each member comes when it comes, and cannot speak for the others
         for (int64_t panel, last_panel; left.take(mine, panel, last_panel);) walk(0, call.rows, panel, last_panel);
     });
 }

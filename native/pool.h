@@ -42,8 +42,8 @@ struct alignas(64) SharedWord {
 };
 
 // Threads that go through the same code at the same time, each with a number of its own, and wait for each other at
-// meetings. A meeting costs as much as one cache line takes from one core to another: less than half of what it costs to
-// hand work out and to hear that it is done.
+// meetings. At a meeting each writes to a cache line of its own and reads those of the others, while to hand out tasks and
+// to hear that they are done takes several turns at writing to the same lines.
 class Team {
 public:
     static constexpr int kMost = 64;
