@@ -94,11 +94,11 @@ def run_both(
     asked = [task.ask(stream, vocab_size) for stream in range(streams)]
     form: dict[str, Any] = {} if task.schema is None else {"structured_outputs": {"json": task.schema}}
     params = SamplingParams(max_tokens=task.max_tokens, **task.sampling, **form)
-    both = [_Stepped(engine, _ready(engine, asked, task, form), params) for engine in (plain, guessing)]
-    while busy := [each for each in both if each.engine.has_unfinished_requests()]:
+    one = _Stepped(plain, _ready(plain, asked, task, form), params)
+    other = _Stepped(guessing, _ready(guessing, asked, task, form), params)
+    while busy := [each for each in (one, other) if each.engine.has_unfinished_requests()]:
         min(busy, key=lambda each: each.count).step(task.name, now)
-    first, second = (each.run() for each in both)
-    return first, second
+    return one.run(), other.run()
 
 
 def _ready(engine: Answers, asked: Sequence[str | list[int]], task: Task, form: dict[str, Any]) -> list[list[int]]:
@@ -124,6 +124,7 @@ class _Stepped:
         return sum(map(len, self._tokens.values()))
 
     def step(self, task: str, now: Callable[[], float]) -> None:
+        """Step the engine, by a clock; `task` is named if an answer failed."""
         began = now()
         moved = self.engine.step()
         self._seconds += now() - began
@@ -133,6 +134,7 @@ class _Stepped:
             self._tokens[output.request_id] = tuple(output.outputs[0].token_ids)
 
     def run(self) -> TaskRun:
+        """What it was, at its end."""
         return TaskRun(self._seconds, int(self.engine.scheduler.stats.steps) - self._before, (*self._tokens.values(),))
 
 
