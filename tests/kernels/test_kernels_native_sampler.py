@@ -252,8 +252,6 @@ def test_tokens_are_ruled_out_as_torch_does(vocabulary):
     ],
 )
 def test_masks_that_do_not_fit_are_refused(logits, allowed, lowered):
-    if here.isa() == "torch":
-        pytest.skip("torch refuses what does not fit in words of its own")
     with pytest.raises(ValueError, match=r"(allowed must have|lowered has 8|must be)"):
         here.rule_out(logits, allowed, lowered)
     assert not lowered.any()
