@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 
 import httpx
 import pytest
@@ -32,7 +31,9 @@ def test_the_parts_sum_to_what_clients_waited_and_the_record_gives_them_again(tm
         assert wall["parts_ms"]["total"] == pytest.approx(wall["wall_ms"], rel=0.01)
         assert total <= wall["wall_ms"] + 0.02
         beside.append(1 - total / 1000 / one.seconds)
-    assert statistics.median(beside) < 0.05, beside  # the way to the server and back, which it cannot see
+    # The server cannot see the way to it and back. That takes long where a busy machine makes the client wait for a
+    # processor, so the answer that was disturbed least says whether a part is missing.
+    assert 0 <= min(beside) < 0.05, beside
     for one in (told[0], told[-1]):
         found = json.loads(started("explain", one.id, "--record", str(served.trace), "--json").stdout)["parts_ms"]
         for name in PARTS:
