@@ -11,7 +11,7 @@ The simulation gets when the engine received them, how long they are and what th
 clients measured, by the median and the 99th percentile of the time to the first token, between tokens, and to the end.
 A third column is simulated with the steps of the whole run: it says how much of an error is that the machine changed.
 
-`limit`: `penstock plan` says what rate of conversations keeps the goals; a server gets that rate, and 1.2 times it.
+`limit`: `penstock plan` advises a rate of conversations that keeps the goals; a server gets that, and 1.2 times that.
 
 Nobody guesses coming tokens (`--no-speculate`): random prompts have no continuation to be guessed.
 """
@@ -207,14 +207,15 @@ def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds:
         "goals": goals,
         "quantile": quantile,
         "rate": list(limit.rate),
+        "advised": limit.advised,
         "streams": list(limit.stream),
     }
-    if not limit.rate.value:
+    if not limit.advised:
         return found | {"runs": []}
     with tempfile.TemporaryDirectory() as made, recorded_server(model, _OPTIONS, Path(made) / "record.jsonl") as url:
         runs = []
         for factor in (1.0, 1.2):
-            rate = limit.rate.value * factor
+            rate = limit.advised * factor
             driven = asyncio.run(drive_recorded(url, calls_of(DRAWN["chat"], rate, requests, seed=round(factor * 10))))
             seen = _measured(driven.outcomes)
             reached = {goal: percentile(seen[goal], quantile) for goal in goals}
@@ -245,7 +246,8 @@ def command(what: str, model: str, target: Path | None, **options: Any) -> None:
             record["days"].append(day)
     else:
         record |= measure_limit(model, options["slo"], options["quantile"], options["requests"], options["seconds"])
-        click.echo(f"limit {record['rate'][0]:.2f} requests/s ({record['rate'][1]:.2f} to {record['rate'][2]:.2f})")
+        low, high = record["rate"][1:]
+        click.echo(f"limit {record['rate'][0]:.2f} requests/s ({low:.2f} to {high:.2f})")
     record["load_average_after"] = load_average()
     if target is not None:
         target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -167,7 +167,7 @@ def test_plan_says_the_limit_and_the_best_option(tmp_path, calibrated, monkeypat
         "--requests",
         "20",
         "--seeds",
-        "1",
+        "2",
         "--jobs",
         "1",
     ]
@@ -177,7 +177,8 @@ def test_plan_says_the_limit_and_the_best_option(tmp_path, calibrated, monkeypat
     assert "this machine holds" in done.stdout
     assert "a second machine, requests in turn" in done.stdout
     record = json.loads(target.read_text())
-    assert record["limit"]["rate"][0] > 0
+    assert record["limit"]["advised"] == min(record["limit"]["rates"]) > 0
+    assert f"plan for {record['limit']['advised']:.2f} requests/s" in done.stdout
     assert len(record["curve"]) == 6
 
 

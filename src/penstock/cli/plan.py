@@ -165,7 +165,12 @@ def _answers(
 
 
 def _plain(limit: Limit) -> dict[str, Any]:
-    return {"rate": list(limit.rate), "streams": list(limit.stream), "rates": list(limit.rates)}
+    return {
+        "rate": list(limit.rate),
+        "advised": limit.advised,
+        "streams": list(limit.stream),
+        "rates": list(limit.rates),
+    }
 
 
 def _times(limit: Limit, other: Limit) -> list[float] | None:
@@ -185,6 +190,7 @@ def _table(record: dict[str, Any]) -> str:
     if limit["rate"][0]:
         streams = f"{_interval(limit['streams'])} streams at once"
         lines.append(f"this machine holds {_interval(limit['rate'])} requests/s, {streams}")
+        lines.append(f"plan for {limit['advised']:.2f} requests/s, which it held on each of {record['seeds']} days")
     else:
         lines.append("this machine does not hold it at any rate; of requests that come one by one clients see")
     names = [(goal, name) for goal in record["goals_ms"] for name in ("p50", f"p{record['quantile']:g}")]

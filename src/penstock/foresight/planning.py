@@ -2,8 +2,8 @@
 
 A day holds if, for each goal, no more of its samples are above the bound than the quantile allows. The highest rate is
 sought for each of several seeds, which draw other requests (or, of a file, other seconds of steps); what is reported is
-their median, and as interval the lowest and the highest. Options are compared on the same seeds, and so on the same
-requests.
+their median, and as interval the lowest and the highest. The lowest is the rate to plan for: at the median, every other
+day misses a goal. Options are compared on the same seeds, and so on the same requests.
 """
 
 from __future__ import annotations
@@ -132,6 +132,11 @@ class Limit:
 
     rates: tuple[float, ...]
     streams: tuple[float, ...]
+
+    @property
+    def advised(self) -> float:
+        """Requests a second to plan for: as many as every day holds."""
+        return min(self.rates)
 
     @property
     def rate(self) -> Estimate:
