@@ -119,6 +119,19 @@ def test_nobody_goes_elsewhere_to_read_for_longer_than_the_wait(count: int):
     assert router.rank(keys, 1024, 10.0)[0] == "r0", "to read it takes 1.024 s, and others would have to wait for that"
 
 
+@pytest.mark.parametrize(("running", "best"), [(2, "r0"), (14, "r1")])
+def test_a_holder_that_writes_many_answers_is_left_by_who_has_much_to_read(running: int, best: str):
+    router = fleet(2)
+    beginning, own = prompts(2, 64)
+    router.sent("r0", beginning, 1024, 0.0)
+    router.ended("r0", 1024, 1.0)
+    all_report(router, 10.0)
+    router.report("r0", load(0.0, running), 10.0)
+    keys = beginning + own[:32]
+    assert router.rank(keys, 1536, 10.0)[0] == best, "half a second of reading holds up every answer beside it"
+    assert router.rank(beginning, 1024, 10.0)[0] == "r0", "what it holds it need not read"
+
+
 def test_one_idle_replica_among_many_busy_ones_takes_no_conversation_away():
     router = fleet(400)
     [keys] = prompts(1, 64)
@@ -156,7 +169,7 @@ def test_full_slots_and_full_memory_are_seen():
     [keys] = prompts(1, 64)
     router.report("r0", load(0.0, 16, 3), 0.0)
     assert router.rank([], 10, 0.0) == ("r1", "r0")
-    router.report("r0", load(0.0, 4, free_blocks=8), 1.0)
+    router.report("r0", load(0.0, 8, free_blocks=8), 1.0)
     router.report("r1", load(0.0, 8, free_blocks=900), 1.0)
     assert router.rank(keys, 1024, 1.0)[0] == "r1"
 

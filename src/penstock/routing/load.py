@@ -151,6 +151,11 @@ class Replica:
             stays = max(stays, math.ceil(lacking / self._blocks_per_running) / self._running)
         return stay * (stays + _BESIDE * min(self.at_once / self._slots, 1.0))
 
+    @property
+    def decoding(self) -> int:
+        """About how many answers are being written there: of all that it has, as many as there are slots."""
+        return min(self.at_once, self._slots)
+
     def _forget_recent(self, now: float) -> None:
         if self._recent and not now - self._recent[0][0] <= _ON_THE_WAY:
             self._recent = [each for each in self._recent if 0.0 <= now - each[0] <= _ON_THE_WAY]

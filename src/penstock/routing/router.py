@@ -1,9 +1,10 @@
 """The router of a fleet: ranks replicas for a prompt by what they would have to read, and how long it would wait.
 
 Each candidate costs the seconds until it would begin, and, weighted, the seconds in which it would read what it does
-not hold. Weighted, because reading what another holds delays everybody behind, and pushes out what others come back
-for. Waits below that of the freest eighth of the fleet count as equal to it: among hundreds of replicas there is
-always one that is idle by chance, and a conversation that moved there would leave its prefix behind for little.
+not hold. Weighted, because reading delays everybody behind and the answers that are being written there, and reading
+what another holds pushes out what others come back for. Waits below that of the freest eighth of the fleet count as
+equal to it: among hundreds of replicas there is always one that is idle by chance, and a conversation that moved there
+would leave its prefix behind for little.
 
 Candidates are those that were sent a beginning of the prompt, a few that a stable hash names, and two of the freest
 eighth. So a decision among a thousand replicas costs what it costs among twenty, sorting apart.
@@ -37,6 +38,9 @@ _PART = 8
 """The freest of so many replicas is whom others are compared with; of fewer it is the freest of all."""
 _BEHIND = 1.0
 """How much more reading costs for each prompt that waits, at the middle of the fleet, behind what is read now."""
+_WRITING = 0.5
+"""How much more reading costs for each answer that is being written there: each of them waits meanwhile, and half of
+them will be over before it."""
 _ALIKE = 0.1
 """Waits that differ by less than this share of the time to read the whole prompt count as equal."""
 _LATER = float("inf")
@@ -230,8 +234,8 @@ class Router:
                 length = held.get(each, 0)
                 wait = each.wait(len(keys) - length + 1, now, self._stay.seconds)
                 unread = tokens * (1.0 - length / max(1, len(keys)))
-                cost = max(wait, floor) + affinity * unread / each.rate
+                cost = max(wait, floor) + (affinity + _WRITING * each.decoding) * unread / each.rate
                 weighed.append((cost, wait if length else _LATER, place, each))
         weighed.sort()
-        anywhere = floor + affinity * tokens / fit[part].rate
+        anywhere = floor + (affinity + _WRITING * middle.decoding) * tokens / middle.rate
         return [each for place, (cost, _, _, each) in enumerate(weighed) if not place or cost <= anywhere]
