@@ -39,8 +39,8 @@ _PART = 8
 _BEHIND = 1.0
 """How much more reading costs for each prompt that waits, at the middle of the fleet, behind what is read now."""
 _WRITING = 0.5
-"""How much more reading costs for each answer that is being written there: each of them waits meanwhile, and half of
-them will be over before it."""
+"""How much more reading costs for each answer that is being written there: it delays the next token of each, and on
+average an answer is half written."""
 _ALIKE = 0.1
 """Waits that differ by less than this share of the time to read the whole prompt count as equal."""
 _LATER = float("inf")
