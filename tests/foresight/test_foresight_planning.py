@@ -18,10 +18,13 @@ from penstock.bench.plotting import plotting
 from penstock.bench.serving import Outcome
 from penstock.bench.workload import Call
 from penstock.contract.errors import ConfigError
+from penstock.contract.plan import StepPlan
 from penstock.contract.scheduler_config import SchedulerConfig
 from penstock.core.step_time import StepTimes
+from penstock.core.trace import TraceReader
 from penstock.foresight import planning
 from penstock.foresight.calibration import Calibration, Driven, Way, way_of
+from penstock.foresight.files import read_lines
 from penstock.foresight.planning import Machine, Question, at_rate, find_limit, find_limits, parse_slo, variants
 from penstock.foresight.plot import draw_plan
 from penstock.foresight.recorded import RecordedRun, read_record
@@ -202,11 +205,12 @@ def test_a_machine_of_which_nothing_is_known_takes_no_time():
 
 @pytest.mark.model
 @pytest.mark.deep
-def test_a_server_is_measured_once_and_kept(tmp_path):
+def test_a_server_is_measured_once_and_kept_and_reads_every_prompt_anew(tmp_path, monkeypatch):
     from penstock.foresight.calibration import calibrate
 
+    monkeypatch.setenv("PENSTOCK_KV_STORE", str(tmp_path / "blocks"))
     said: list[str] = []
-    options = ("--no-speculate", "--threads", "1", "--kv-cache-memory", "64MiB", "--kv-store", "off")
+    options = ("--no-speculate", "--threads", "1", "--kv-cache-memory", "64MiB")
     model = os.environ.get("PENSTOCK_TEST_MODEL", "smollm2-135m-instruct")
     first = calibrate(model, options, tmp_path, 6.0, announce=said.append)
     again = calibrate(model, options, tmp_path, 6.0, announce=said.append)
@@ -218,6 +222,11 @@ def test_a_server_is_measured_once_and_kept(tmp_path):
     seconds = first.run.costs.times.of(first.run.costs.times.decoding([100]))
     assert 0.001 < seconds < 2.0
     assert len(list(Path(tmp_path).rglob("record.jsonl.gz"))) == 1
+    calibrate(model, options, tmp_path, 6.0, anew=True)  # the same prompts
+    (record,) = tmp_path.rglob("record.jsonl.gz")
+    plans = [each.value for each in TraceReader(read_lines(record)) if isinstance(each.value, StepPlan)]
+    assert plans
+    assert not any(plan.num_restored for plan in plans)
 
 
 PLAN = {

@@ -1,7 +1,8 @@
 """Measures a server of this machine: what its steps take, and what passes between a client and its engine.
 
 The server is `penstock serve` in a process of its own, with a record. It gets random prompts over HTTP, from 1 to 64 at
-once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. What
+once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. It
+keeps no KV blocks in files, unless it is told to: the prompts are the same each time, and would be read from there. What
 was measured is kept in a folder, by model, options, version and machine, so that it is measured once.
 """
 
@@ -41,6 +42,8 @@ _VOCAB = 10_000
 _READY_SECONDS = 600.0
 _END_SECONDS = 60.0
 _NAME = "calibrated"
+_OPTIONS = ("--kv-store", "off")
+"""Of every server that is measured; what a caller says counts instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def calibrate(
 def _key(model: str, options: Sequence[str]) -> str:
     """The name of the folder for a measurement; a model that is a file counts as another if it changed."""
     changed = Path(model).stat().st_mtime_ns if Path(model).exists() else 0
-    named = json.dumps([model, changed, list(options), __version__, processor_name(), cpus()])
+    named = json.dumps([model, changed, [*_OPTIONS, *options], __version__, processor_name(), cpus()])
     return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
 
 
@@ -136,10 +139,12 @@ def _key(model: str, options: Sequence[str]) -> str:
 def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterator[str]:
     """A server that writes `record`, under the model name `calibrated`; yields its base URL. It ends with the block.
 
+    It computes every prompt that is not in its memory: `--kv-store off`, unless `options` say otherwise.
+
     Raises:
         EngineFault: it ended before it was ready, or did not get ready in ten minutes.
     """
-    command = [sys.executable, "-m", "penstock", "serve", model, *options]
+    command = [sys.executable, "-m", "penstock", "serve", model, *_OPTIONS, *options]
     command += ["--host", "127.0.0.1", "--port", "0", "--record", str(record), "--served-model-name", _NAME]
     with (
         _sigterm_raises(),
