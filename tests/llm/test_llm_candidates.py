@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from tiny_checkpoints import reference_logits, write_checkpoint, write_letters
 
 from penstock import LLM, SamplingParams
 from penstock.contract.errors import InvalidParameter
+from penstock.exec import prompt_scores
 
 PROMPT = [5, 9, 31, 7, 7, 12]
 
@@ -43,6 +43,15 @@ def test_every_log_probability_has_its_rank_in_prompt_and_output(llm, checkpoint
     assert {entries[token].rank for entries, token in zip(told[1:], tokens[1:], strict=True)} != {1}
 
 
+def test_an_answer_that_comes_back_as_a_prompt_is_scored_to_the_bit_as_it_was(llm):
+    params = SamplingParams(temperature=1.4, seed=3, max_tokens=48, ignore_eos=True, logprobs=3)
+    [answered] = llm.generate([PROMPT], params, use_tqdm=False)
+    told = answered.outputs[0]
+    again = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=3)
+    [scored] = llm.generate([[*PROMPT, *told.token_ids]], again, use_tqdm=False)
+    assert scored.prompt_logprobs[len(PROMPT) :] == told.logprobs
+
+
 def test_the_best_of_several_are_those_that_all_of_them_would_have_shown(llm):
     common = {"temperature": 1.2, "seed": 5, "max_tokens": 6, "logprobs": 0}
     [every] = llm.generate([PROMPT], SamplingParams(**common, n=6), use_tqdm=False)
@@ -72,16 +81,14 @@ def _limited(limits):
 
 def test_memory_of_prompt_scores_is_that_of_a_portion(llm, monkeypatch):
     """No more than `PORTION` rows of logits are ever made of a prompt, however long it is."""
-    from penstock.exec.prompt_scores import PORTION
-
     seen = []
-    log_softmax = torch.Tensor.log_softmax
+    log_probabilities = prompt_scores.log_probabilities
 
-    def watch(self, *arguments, **options):
-        seen.append(self.shape[0] if self.ndim > 1 else 1)
-        return log_softmax(self, *arguments, **options)
+    def watch(logits, choose):
+        seen.append(len(logits))
+        return log_probabilities(logits, choose)
 
-    monkeypatch.setattr(torch.Tensor, "log_softmax", watch)
+    monkeypatch.setattr(prompt_scores, "log_probabilities", watch)
     llm.generate([PROMPT * 40], SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1), use_tqdm=False)
     assert sum(seen) >= 6 * 40 - 1
-    assert max(seen) <= PORTION
+    assert max(seen) <= prompt_scores.PORTION

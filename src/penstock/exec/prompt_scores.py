@@ -1,7 +1,7 @@
 """The log probabilities of a prompt's tokens, from the hidden states of a step.
 
-Computes logits for a few positions at a time, since `[T, V]` of a long prompt is larger than any model. Knows no
-sequence and no slot table.
+To the bit those that the same tokens had as an answer. Computes logits for a few positions at a time, since `[T, V]` of
+a long prompt is larger than any model. Knows no sequence and no slot table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.contract.plan import PromptScores, TopLogprobs
 from penstock.exec.sampler import log_probabilities, ranks_of, top_tokens
+from penstock.kernels.backend import Choose
 
 __all__ = ["PORTION", "prompt_scores"]
 
@@ -21,7 +22,12 @@ PORTION = 32
 
 
 def prompt_scores(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, targets: Sequence[int], count: int, start: int
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Sequence[int],
+    count: int,
+    start: int,
+    choose: Choose | None = None,
 ) -> PromptScores:
     """Score the tokens `targets`, the first of which has index `start` in its prompt.
 
@@ -31,6 +37,7 @@ def prompt_scores(
         targets: the tokens to score.
         count: how many top tokens are reported at each position.
         start: index of the first target in its prompt.
+        choose: the backend's compiled call; see `sampler.log_probabilities`.
     """
     logprobs: list[float] = []
     top_logprobs: list[TopLogprobs] = []
@@ -38,7 +45,7 @@ def prompt_scores(
     for begin in range(0, len(targets), PORTION):
         here = torch.tensor(targets[begin : begin + PORTION], device=hidden.device)
         logits = logits_of(hidden[begin : begin + len(here)])  # [P, V]
-        scores = log_probabilities(logits)
+        scores = log_probabilities(logits, choose)
         logprobs += scores.gather(-1, here[:, None]).squeeze(-1).tolist()
         top_logprobs += top_tokens(logits, scores, [count] * len(here)) if count else [()] * len(here)
         ranks += ranks_of(logits, here)

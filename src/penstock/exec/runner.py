@@ -331,8 +331,8 @@ class TorchRunner:
             count = self._slots.sampling(row.slot).prompt_top
             targets = self._slots.prompt_targets(row) if count >= 0 else []
             if targets:
-                of_row = hidden[first : first + len(targets)]
-                scores[row.slot] = prompt_scores(self._model.logits, of_row, targets, count, row.start + 1)
+                of_row, choose = hidden[first : first + len(targets)], self._backend.choose
+                scores[row.slot] = prompt_scores(self._model.logits, of_row, targets, count, row.start + 1, choose)
         return scores
 
 

@@ -1,8 +1,8 @@
 """Measures a server of this machine: what its steps take, and what passes between a client and its engine.
 
 The server is `penstock serve` in a process of its own, with a record. It gets random prompts over HTTP, from 1 to 64 at
-once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. It
-keeps no KV blocks in files, unless it is told to: the prompts are the same each time, and would be read from there. What
+once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. Unless
+it is told to, it keeps no KV blocks in files: the prompts are the same each time, and would be read from there. What
 was measured is kept in a folder, by model, options, version and machine, so that it is measured once.
 """
 
