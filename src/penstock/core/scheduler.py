@@ -148,11 +148,6 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def num_waiting_tokens(self) -> int:
-        """Tokens of the sequences that wait: what admitting them all may have to compute."""
-        return sum(len(seq.tokens) for seq in self._waiting)
-
-    @property
     def given_back(self) -> int:
         """Blocks that running sequences gave back since the start because their window had left them."""
         return self._pool.given_back
