@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.contract.plan import StepResult
@@ -24,6 +24,7 @@ def record_day(
     requests: Sequence[SequenceRequest],
     cost: StepCost = COST,
     aborts: dict[str, float] | None = None,
+    pace: Callable[[float], float] = lambda at: 1.0,
 ) -> list[str]:
     """The lines of a record of an engine that gets `requests` at their `arrival`, and what `aborts` says.
 
@@ -32,6 +33,7 @@ def record_day(
         requests: in order of arrival.
         cost: of steps.
         aborts: when requests are aborted, by id.
+        pace: how many times as long steps take that begin at a time.
     """
     scheduler, runner = Scheduler(config), FakeRunner(config)
     lines, now, coming = [stamped(trace.encode_header(config), 0.0)], 0.0, list(requests)
@@ -50,7 +52,7 @@ def record_day(
             continue
         plan = scheduler.plan()
         lines.append(stamped(trace.encode_plan(plan), now))
-        seconds = cost.seconds(plan)
+        seconds = cost.seconds(plan) * pace(now)
         result: StepResult = replace(runner.run(plan), seconds=seconds)
         now += seconds + AROUND
         lines.append(stamped(trace.encode_result(result), now))

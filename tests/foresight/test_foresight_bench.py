@@ -30,6 +30,6 @@ def test_an_error_is_the_share_by_which_the_prediction_is_above_the_measurement(
     table = _beside(samples, {**samples, "itl": [25.0] * 5}, samples)
     assert (table["itl p50"]["measured"], table["itl p50"]["simulated"]) == (20.0, 25.0)
     assert table["itl p50"]["error"] == pytest.approx(0.25)
-    assert table["itl p50"]["error_with_all_steps"] == table["ttft p99"]["error"] == 0
+    assert table["itl p50"]["error_with_its_steps"] == table["ttft p99"]["error"] == 0
     day = {"workload": "chat", "requests": 5, "rate": 1.0, "failed": 0, "latencies_ms": table}
     assert "+25.0%" in day_table(day)

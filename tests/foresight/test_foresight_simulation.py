@@ -17,20 +17,21 @@ from penstock.foresight.arrivals import Arrival
 from penstock.foresight.comparing import compare, comparison_record, comparison_table
 from penstock.foresight.engine import SimulatedEngine, run
 from penstock.foresight.figures import estimates, figures, samples_of
+from penstock.foresight.pace import Pace
 from penstock.foresight.recorded import read_record
 from penstock.foresight.step_costs import CostLearner, Rest
 
 BUSY = SchedulerConfig(400, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, step_target_ms=40)
 
 
-def busy_day(count: int = 120, seed: int = 1, rate: float = 4.0, **options) -> list[str]:
+def busy_day(count: int = 120, seed: int = 1, rate: float = 4.0, pace=lambda at: 1.0, **options) -> list[str]:
     rng, at, requests = random.Random(seed), 0.0, []
     for number in range(count):
         at += rng.expovariate(rate)
         prompt = [rng.randrange(64) for _ in range(rng.randrange(4, 120))]
         tenant = "ab"[number % 2]
         requests.append(request(f"{number}/0", prompt, rng.randrange(2, 40), arrival=at, tenant=tenant))
-    return record_day(dataclasses.replace(BUSY, **options), requests)
+    return record_day(dataclasses.replace(BUSY, **options), requests, pace=pace)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,16 @@ def test_a_record_is_read_as_its_requests_and_what_became_of_them(busy):
     assert all(rest == pytest.approx(Rest(AROUND, AFTER), abs=2e-6) for rest in rests)
 
 
+def test_costs_are_learned_from_the_steps_between_two_times(busy):
+    recorded = read_record(busy)
+    half = recorded.seconds / 2
+    early, late = read_record(busy, until=half), read_record(busy, since=half)
+    counts = [sum(map(len, each.costs.scatter._by_shape.values())) for each in (early, late, recorded)]
+    assert counts[0] + counts[1] == counts[2]
+    assert min(counts) > 0.3 * counts[2]
+    assert [len(each.arrivals) for each in (early, late)] == [120, 120]
+
+
 def test_simulated_latencies_are_those_of_the_recorded_day(busy):
     recorded = read_record(busy)
     simulated = run(SimulatedEngine(recorded.config, recorded.costs), recorded.arrivals)
@@ -68,6 +79,27 @@ def test_simulated_latencies_are_those_of_the_recorded_day(busy):
         for quantile in ("p50", "p90", "p99"):
             fact, value = facts[latency][quantile].value, found[latency][quantile].value
             assert value == pytest.approx(fact, rel=0.10), (latency, quantile)
+
+
+def test_a_slow_hour_of_the_machine_is_slow_at_its_time():
+    def pace(at: float) -> float:
+        return 2.0 if 8.0 < at < 16.0 else 1.0
+
+    recorded = read_record(busy_day(pace=pace))
+    simulated = run(SimulatedEngine(recorded.config, recorded.costs, part=0.0), recorded.arrivals)
+    by_id = {each.id: each for each in simulated}
+    for began, ended in (0.0, 8.0), (9.0, 16.0), (18.0, 30.0):
+        of = [each for each in recorded.served if began <= each.arrived < ended]
+        fact = sum(each.end_to_end for each in of) / len(of)
+        assert sum(by_id[each.id].end_to_end for each in of) / len(of) == pytest.approx(fact, rel=0.15)
+
+
+@pytest.mark.parametrize(("at", "value"), [(2.5, 0.5), (3.1, 1.5), (4.0, 1.5), (5.9, 1.0), (6.5, 0.5), (9.9, 1.0)])
+def test_a_pace_is_that_of_its_second_and_stays_while_nothing_happens(at, value):
+    pace = Pace([(2.1, 1.0, 2.0), (3.0, 1.0, 1.0), (3.9, 2.0, 1.0), (5.5, 1.0, 1.0)])
+    assert pace.seconds == 4.0
+    assert pace.at(at) == value
+    assert Pace().at(at) == 1.0
 
 
 def test_the_same_seed_gives_the_same_day_and_another_one_another(busy):
@@ -134,7 +166,7 @@ def test_shapes_that_were_not_measured_take_what_their_neighbours_scatter():
     learner = CostLearner(None)
     for record in TraceReader(busy_day(40)):
         if isinstance(record.value, StepPlan):
-            learner.step(record.value, 0.02)
+            learner.step(record.value, 0.02, record.at)
     scatter = learner.costs().scatter
     with_prompts, without = scatter.near((30, 30)), scatter.near((30, 0))
     assert len(with_prompts) >= 12

@@ -273,7 +273,7 @@ class SimulatedEngine:
         began = self.now
         self._send(began)
         plan = self.scheduler.plan(self._drafts() if self._offered else ())
-        seconds, rest = self._costs.draw(plan)
+        seconds, rest = self._costs.draw(plan, began)
         result = StepResult(plan.step, self._results(plan, began), seconds)
         for event in self.scheduler.commit(plan, result):
             live = self._live.get(event.seq_id)

@@ -47,12 +47,13 @@ class RecordedRun:
     steps: int
 
 
-def read_record(lines: Iterable[str], until: float = inf) -> RecordedRun:
+def read_record(lines: Iterable[str], until: float = inf, since: float = 0.0) -> RecordedRun:
     """Read a record.
 
     Args:
         lines: of the file.
-        until: costs are learned from steps in so many seconds after the first arrival.
+        until: costs are learned from steps that end so many seconds after the first arrival, or earlier.
+        since: and so many after it, or later.
 
     Raises:
         ConfigError: the trace is corrupt, of another version, says no times, holds no request, or has several plans in
@@ -62,7 +63,7 @@ def read_record(lines: Iterable[str], until: float = inf) -> RecordedRun:
     config = records.header().config
     if config.depth > 1:
         raise ConfigError("trace", f"{config.depth} plans were in flight at once: no simulation does that")
-    reader = _Reader(config, until)
+    reader = _Reader(config, since, until)
     for record in records:
         if record.at is None:
             raise ConfigError("trace", f"line {record.line}: it says no time: no engine with a clock recorded it")
@@ -119,8 +120,9 @@ class _Seen:
 class _Reader:
     """Follows a record line by line. Owned by `read_record`."""
 
-    def __init__(self, config: SchedulerConfig, until: float) -> None:
+    def __init__(self, config: SchedulerConfig, since: float, until: float) -> None:
         self._config = config
+        self._since = since
         self._until = until
         self._learner = CostLearner(config.window)
         self._seen: list[_Seen] = []
@@ -214,7 +216,7 @@ class _Reader:
                 self._draw(seen, row, of_row, at)
         if self._learns(at) and not plan.num_restored:
             guessing = 0.0 if result.guessing is None else result.guessing.seconds
-            shape = self._learner.step(plan, result.seconds - guessing)
+            shape = self._learner.step(plan, result.seconds - guessing, self._after(at))
             if self._live:
                 self._last = (shape, max(0.0, at - self._planned - result.seconds), at)
         if not self._live:
@@ -242,4 +244,8 @@ class _Reader:
         self._held.clear()
 
     def _learns(self, at: float) -> bool:
-        return not self._seen or at - self._seen[0].request.arrival <= self._until
+        return self._since <= self._after(at) <= self._until
+
+    def _after(self, at: float) -> float:
+        """Seconds since the first arrival."""
+        return at - self._seen[0].request.arrival if self._seen else 0.0

@@ -5,8 +5,7 @@ much longer or shorter measured steps took is kept by the shape of the step, and
 misses at a shape is put right on average, and a simulation scatters as the machine did. What passes between a step's
 seconds and the next plan is drawn as it was measured beside as many rows.
 
-Machines have slow moments, and these last. So draws follow the measurements: all shapes are at the same part of their
-own measurements, and draw among a few neighbours there. That part moves on, step by step, through all of them.
+What all steps of a second had in common is the machine's pace (`pace`): it is not drawn, but follows the measurement.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from typing import Generic, NamedTuple, TypeVar
 
 from penstock.contract.plan import StepPlan
 from penstock.core.step_time import Amounts, Chunks, StepTimes
+from penstock.foresight.pace import Pace
 
 __all__ = ["CostDraws", "CostLearner", "Rest", "StepCosts"]
 
 _FEW = 12
 """A shape with fewer measurements is not drawn from: its neighbour is."""
-
-_NEIGHBOURS = 16
-"""Measurements, one after the other, of which one is drawn."""
 
 Shape = tuple[int, int]
 """Rows that decode, and positions of prompts; both in powers of two."""
@@ -45,17 +42,12 @@ class Rest(NamedTuple):
 
 
 class Measurements(Generic[T]):
-    """Measurements by shape, in the order in which they were made.
-
-    Attributes:
-        count: how many there are.
-    """
+    """Measurements by shape."""
 
     def __init__(self, measured: Iterable[tuple[Shape, T]]) -> None:
         self._by_shape: dict[Shape, list[T]] = {}
         for shape, value in measured:
             self._by_shape.setdefault(shape, []).append(value)
-        self.count = sum(map(len, self._by_shape.values()))
         self._usable = [shape for shape, values in self._by_shape.items() if len(values) >= _FEW]
         self._usable = self._usable or list(self._by_shape)
         self._nearest: dict[Shape, Shape] = {}
@@ -77,18 +69,25 @@ class StepCosts:
 
     Args:
         times: the parts of a step.
-        scatter: measured seconds as a multiple of the expected ones.
+        scatter: measured seconds as a multiple of the expected ones, at the machine's pace.
         rests: what passes beside them.
         wake: seconds from a request's arrival until an idle engine plans.
+        pace: of the machine, by the time since the first arrival.
     """
 
     def __init__(
-        self, times: StepTimes, scatter: Measurements[float], rests: Measurements[Rest], wake: float = 0.0
+        self,
+        times: StepTimes,
+        scatter: Measurements[float],
+        rests: Measurements[Rest],
+        wake: float = 0.0,
+        pace: Pace | None = None,
     ) -> None:
         self.times = times
         self.scatter = scatter
         self.rests = rests
         self.wake = wake
+        self.pace = pace or Pace()
 
     def expected(self, plan: StepPlan) -> tuple[Shape, float]:
         """The shape of a step, and the seconds that it should take."""
@@ -102,23 +101,22 @@ class CostDraws:
     Args:
         costs: what steps take.
         seed: the same seed and plans give the same seconds.
-        part: of the measurements, in 0..1, at which to begin; None to draw it.
+        part: of the time that was measured, in 0..1, by which the machine's pace is moved; None to draw it. With 0 a
+            recorded day has its own pace at each time.
     """
 
     def __init__(self, costs: StepCosts, seed: int, part: float | None = None) -> None:
         self._costs = costs
         self._rng = random.Random(f"{seed}/costs")  # noqa: S311 (a simulation, no secret)
-        self._part = self._rng.random() if part is None else part
-        self._step = 1 / max(1, costs.scatter.count)
+        self._moved = (self._rng.random() if part is None else part) * costs.pace.seconds
 
-    def draw(self, plan: StepPlan) -> tuple[float, Rest]:
-        """Seconds of a step by the runner's clock, and what passes beside them."""
+    def draw(self, plan: StepPlan, began: float) -> tuple[float, Rest]:
+        """Seconds of a step that begins at a time, by the runner's clock, and what passes beside them."""
         costs = self._costs
-        self._part = (self._part + self._step) % 1.0
         shape, seconds = costs.expected(plan)
         if costs.scatter:
-            seconds *= self._near(costs.scatter.near(shape))
-        rest = self._near(costs.rests.near(shape)) if costs.rests else Rest(0.0, 0.0)
+            seconds *= self._pace(began) * self._one_of(costs.scatter.near(shape))
+        rest = self._one_of(costs.rests.near(shape)) if costs.rests else Rest(0.0, 0.0)
         return seconds, rest
 
     def draw_ahead(self, starts: list[int], steps: int, began: float) -> list[float]:
@@ -142,16 +140,17 @@ class CostDraws:
         scatter = costs.scatter.near(shape) if costs.scatter else [1.0]
         rests = costs.rests.near(shape) if costs.rests else [Rest(0.0, 0.0)]
         for step in range(steps):
-            self._part = (self._part + self._step) % 1.0
-            seconds = (first + step * further) * self._near(scatter)
-            rest = self._near(rests)
-            times.append(times[-1] + seconds + rest.around + rest.after)
+            now = times[-1]
+            seconds = (first + step * further) * self._pace(now) * self._one_of(scatter)
+            rest = self._one_of(rests)
+            times.append(now + seconds + rest.around + rest.after)
         return times
 
-    def _near(self, values: list[T]) -> T:
-        """One of the measurements around the present part."""
-        first = max(0, min(int(self._part * len(values)) - _NEIGHBOURS // 2, len(values) - _NEIGHBOURS))
-        return values[first + int(self._rng.random() * min(_NEIGHBOURS, len(values)))]
+    def _pace(self, now: float) -> float:
+        return self._costs.pace.at(now + self._moved)
+
+    def _one_of(self, values: list[T]) -> T:
+        return values[int(self._rng.random() * len(values))]
 
 
 class CostLearner:
@@ -163,16 +162,16 @@ class CostLearner:
 
     def __init__(self, window: int | None) -> None:
         self._times = StepTimes(window)
-        self._steps: list[tuple[Amounts, float]] = []
+        self._steps: list[tuple[float, Amounts, float]] = []
         self._rests: list[tuple[Shape, Rest]] = []
         self.wakes: list[float] = []
 
-    def step(self, plan: StepPlan, seconds: float) -> Shape:
-        """A step took these seconds. Returns its shape."""
+    def step(self, plan: StepPlan, seconds: float, at: float) -> Shape:
+        """A step took these seconds, and ended at a time, in seconds since the first arrival. Returns its shape."""
         self._times.learn(plan, seconds)
         step = self._times.amounts(plan)
         if 0.0 < seconds < float("inf"):  # also of steps that draw nothing: whatever they leave undone, others take
-            self._steps.append((step, seconds))
+            self._steps.append((at, step, seconds))
         return _shape(step)
 
     def rest(self, shape: Shape, rest: Rest) -> None:
@@ -181,14 +180,22 @@ class CostLearner:
 
     def costs(self) -> StepCosts:
         """What was learned. What steps took is judged by what is known at the end."""
-        scatter = []
-        for step, seconds in self._steps:
-            expected = self._times.of_step(step)
-            if expected > 0:
-                scatter.append((_shape(step), seconds / expected))
+        steps = [
+            (at, _shape(step), seconds, expected)
+            for at, step, seconds in self._steps
+            if (expected := self._times.of_step(step)) > 0
+        ]
+        took: dict[Shape, float] = {}
+        foreseen: dict[Shape, float] = {}
+        for _, shape, seconds, expected in steps:
+            took[shape] = took.get(shape, 0.0) + seconds
+            foreseen[shape] = foreseen.get(shape, 0.0) + expected
+        usual = [expected * took[shape] / foreseen[shape] for _, shape, _, expected in steps]
+        pace = Pace((at, seconds, of_such) for (at, _, seconds, _), of_such in zip(steps, usual, strict=True))
+        scatter = [(shape, seconds / expected / pace.at(at)) for at, shape, seconds, expected in steps]
         wakes = sorted(self.wakes)
         wake = wakes[len(wakes) // 2] if wakes else 0.0
-        return StepCosts(self._times, Measurements(scatter), Measurements(self._rests), wake)
+        return StepCosts(self._times, Measurements(scatter), Measurements(self._rests), wake, pace)
 
 
 def _shape(step: Amounts) -> Shape:
