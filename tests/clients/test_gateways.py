@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from openai import NotFoundError, OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from served import killed_at_the_end
 from server_harness import free_port
 from test_clients import environment, needs_clients, settings
 
@@ -65,3 +67,54 @@ def test_smg_finds_out_what_a_server_is_and_passes_on_what_it_says(default_serve
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == said
         with pytest.raises(NotFoundError, match="another"):
             through.chat.completions.create(**asked | {"model": "another"})
+
+
+@needs_clients
+@pytest.mark.model
+def test_smg_sends_a_conversation_where_it_was_and_elsewhere_when_that_server_is_killed(default_server, tmp_path):
+    with ExitStack() as one, ExitStack() as other:
+        servers = {each.enter_context(killed_at_the_end(tmp_path / f"{id(each)}")): each for each in (one, other)}
+        with smg(tmp_path, *servers) as url:
+            through = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5)
+            talks = [[{"role": "user", "content": f"{name} asks. {QUESTION[0]['content']}"}] for name in NAMES]
+            found = [_turn(through, talk) for _ in range(TURNS) for talk in talks][len(NAMES) :]
+            assert sum(cached for cached, _ in found) > 0.85 * sum(prompt for _, prompt in found)
+            servers[max(servers, key=_requests_of)].close()
+            for talk in talks:
+                _turn(through, talk)
+    direct = OpenAI(base_url=f"{default_server.url}/v1", api_key="none")
+    for talk in talks:
+        assert talk == _whole(direct, [message for message in talk if message["role"] == "user"])
+
+
+NAMES = ("Ada", "Boris", "Chloe", "Dmitri")
+TURNS = 3
+
+
+def _turn(client: OpenAI, talk: list[dict[str, str]]) -> tuple[int, int]:
+    """One more answer in `talk`, and the next question: tokens of the prompt that were cached, and all of them."""
+    if talk[-1]["role"] == "assistant":
+        talk.append({"role": "user", "content": "And what else?"})
+    answer = client.chat.completions.create(model=MODEL, messages=talk, temperature=0, max_tokens=12)
+    talk.append({"role": "assistant", "content": answer.choices[0].message.content})
+    details = answer.usage.prompt_tokens_details
+    return details.cached_tokens if details else 0, answer.usage.prompt_tokens
+
+
+def _whole(client: OpenAI, questions: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The conversation of these questions with a server itself."""
+    talk: list[dict[str, str]] = []
+    for question in questions:
+        talk.append(question)
+        _turn(client, talk)
+    return talk
+
+
+def _requests_of(url: str) -> float:
+    """How many requests a server has answered."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+        for sample in family.samples
+        if sample.name == "vllm:request_success_total"
+    )
