@@ -86,9 +86,10 @@ def try_all(wheels: list[Path], commands: list[str]) -> int:
 
     Args:
         wheels: those of this release.
-        commands: Pythons; one that is not there is passed over.
+        commands: Pythons; one that is not there is passed over, and so is one that was tried by another name.
     """
     failed = tried = 0
+    known: set[Path] = set()
     for command in commands:
         there = ask_interpreter(command)
         fitting = [
@@ -98,8 +99,9 @@ def try_all(wheels: list[Path], commands: list[str]) -> int:
             for wheel in wheels
             if f"-{abi.python}-" in wheel.name
         ]
-        if there is None or not fitting:
+        if there is None or not fitting or there.include.resolve() in known:
             continue
+        known.add(there.include.resolve())
         version = "{}.{}".format(*there.version)
         torch = pinned_torch()
         has_torch = pip_has(there.command, torch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 
@@ -84,6 +85,20 @@ def test_kernels_are_compiled_again_when_something_that_they_are_made_of_changed
     (tmp_path / "build" / "manylinux_2_28_x86_64" / "made-of").unlink()  # as when a build was cut off
     kernels_of("2")
     assert len(compiled) == 6
+
+
+def test_a_python_with_two_names_is_tried_once(tools, monkeypatch):
+    make, tried = tools("make"), []
+    monkeypatch.setattr(make, "pip_has", lambda python, requirement: False)
+    monkeypatch.setattr(make, "try_in_environment", lambda trial, python: not tried.append(python))
+    wheel = Path(f"penstock-1-cp311-cp311-manylinux_2_28_{platform.machine()}.whl")
+    include = Path("include/python3.11")
+    names = {"python3.11": include, "/opt/python3.11": Path("include") / ".." / include, "/other/python3.11": ROOT}
+    monkeypatch.setattr(
+        make, "ask_interpreter", lambda name: make.Interpreter(name, (3, 11), names[name], Path("pyconfig.h"))
+    )
+    assert make.try_all([wheel], list(names)) == 0
+    assert tried == ["python3.11", "/other/python3.11"]
 
 
 def test_a_platform_that_is_none_is_refused_by_its_name(tools, monkeypatch, capsys):
