@@ -118,7 +118,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; set PYTHON=..." >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/%.py,$(wildcard native/*)) | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(filter-out native/%.py native/__pycache__,$(wildcard native/*)) | $(VENV)/bin/python
 	@echo "== Installing Penstock into $(VENV): once, about 300 MB and a few minutes"
 	@echo "== 1 of 2: torch, the largest part"
 	@$(PIP) install --constraint constraints.txt torch==2.13.0
