@@ -18,6 +18,8 @@ from test_clients import environment, needs_clients, settings
 
 MODEL = "smollm2-135m-instruct"
 PATIENCE = 120  # seconds
+NAMES = ("Ada", "Boris", "Chloe", "Dmitri")  # who each have a conversation
+TURNS = 3
 QUESTION = [{"role": "user", "content": "What is the capital of France? " + "Think of rivers and bridges. " * 20}]
 
 
@@ -84,11 +86,7 @@ def test_smg_sends_a_conversation_where_it_was_and_elsewhere_when_that_server_is
                 _turn(through, talk)
     direct = OpenAI(base_url=f"{default_server.url}/v1", api_key="none")
     for talk in talks:
-        assert talk == _whole(direct, [message for message in talk if message["role"] == "user"])
-
-
-NAMES = ("Ada", "Boris", "Chloe", "Dmitri")
-TURNS = 3
+        assert talk == _talk_with(direct, [message for message in talk if message["role"] == "user"])
 
 
 def _turn(client: OpenAI, talk: list[dict[str, str]]) -> tuple[int, int]:
@@ -101,7 +99,7 @@ def _turn(client: OpenAI, talk: list[dict[str, str]]) -> tuple[int, int]:
     return details.cached_tokens if details else 0, answer.usage.prompt_tokens
 
 
-def _whole(client: OpenAI, questions: list[dict[str, str]]) -> list[dict[str, str]]:
+def _talk_with(client: OpenAI, questions: list[dict[str, str]]) -> list[dict[str, str]]:
     """The conversation of these questions with a server itself."""
     talk: list[dict[str, str]] = []
     for question in questions:

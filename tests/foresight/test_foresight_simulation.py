@@ -81,7 +81,7 @@ def test_simulated_latencies_are_those_of_the_recorded_day(busy):
             assert value == pytest.approx(fact, rel=0.10), (latency, quantile)
 
 
-def test_a_slow_hour_of_the_machine_is_slow_at_its_time():
+def test_slow_seconds_of_the_machine_are_slow_in_the_simulation_too():
     def pace(at: float) -> float:
         return 2.0 if 8.0 < at < 16.0 else 1.0
 

@@ -101,14 +101,14 @@ class CostDraws:
     Args:
         costs: what steps take.
         seed: the same seed and plans give the same seconds.
-        part: of the time that was measured, in 0..1, by which the machine's pace is moved; None to draw it. With 0 a
-            recorded day has its own pace at each time.
+        part: of the measured time, in 0..1, at which the machine's pace begins; None to draw it. With 0 a recorded day
+            has at each time the pace that it had.
     """
 
     def __init__(self, costs: StepCosts, seed: int, part: float | None = None) -> None:
         self._costs = costs
         self._rng = random.Random(f"{seed}/costs")  # noqa: S311 (a simulation, no secret)
-        self._moved = (self._rng.random() if part is None else part) * costs.pace.seconds
+        self._offset = (self._rng.random() if part is None else part) * costs.pace.seconds
 
     def draw(self, plan: StepPlan, began: float) -> tuple[float, Rest]:
         """Seconds of a step that begins at a time, by the runner's clock, and what passes beside them."""
@@ -147,10 +147,19 @@ class CostDraws:
         return times
 
     def _pace(self, now: float) -> float:
-        return self._costs.pace.at(now + self._moved)
+        return self._costs.pace.at(now + self._offset)
 
     def _one_of(self, values: list[T]) -> T:
         return values[int(self._rng.random() * len(values))]
+
+
+class _Measured(NamedTuple):
+    """A step: when it ended, what it took, and what it was expected to take."""
+
+    at: float
+    shape: Shape
+    seconds: float
+    expected: float
 
 
 class CostLearner:
@@ -180,19 +189,15 @@ class CostLearner:
 
     def costs(self) -> StepCosts:
         """What was learned. What steps took is judged by what is known at the end."""
-        steps = [
-            (at, _shape(step), seconds, expected)
-            for at, step, seconds in self._steps
-            if (expected := self._times.of_step(step)) > 0
-        ]
-        took: dict[Shape, float] = {}
-        foreseen: dict[Shape, float] = {}
-        for _, shape, seconds, expected in steps:
-            took[shape] = took.get(shape, 0.0) + seconds
-            foreseen[shape] = foreseen.get(shape, 0.0) + expected
-        usual = [expected * took[shape] / foreseen[shape] for _, shape, _, expected in steps]
-        pace = Pace((at, seconds, of_such) for (at, _, seconds, _), of_such in zip(steps, usual, strict=True))
-        scatter = [(shape, seconds / expected / pace.at(at)) for at, shape, seconds, expected in steps]
+        steps = [_Measured(at, _shape(step), seconds, self._times.of_step(step)) for at, step, seconds in self._steps]
+        steps = [step for step in steps if step.expected > 0]
+        by_shape: dict[Shape, list[_Measured]] = {}
+        for step in steps:
+            by_shape.setdefault(step.shape, []).append(step)
+        # What the sum of parts misses at a shape is no pace of the machine.
+        usual = {shape: sum(s.seconds for s in of) / sum(s.expected for s in of) for shape, of in by_shape.items()}
+        pace = Pace((step.at, step.seconds, step.expected * usual[step.shape]) for step in steps)
+        scatter = [(step.shape, step.seconds / step.expected / pace.at(step.at)) for step in steps]
         wakes = sorted(self.wakes)
         wake = wakes[len(wakes) // 2] if wakes else 0.0
         return StepCosts(self._times, Measurements(scatter), Measurements(self._rests), wake, pace)
