@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CLIENTS", "COMPILED", "LLAMA_CPP", "MEMORY_GROUPS", "ONEDNN", "OPEN_WEBUI"]
+__all__ = ["CLIENTS", "COMPILED", "LLAMA_CPP", "MEMORY_GROUPS", "OPEN_WEBUI"]
 
 COMPILED = "the compiled kernels are missing here: install a C++ compiler, then make clean test"
-ONEDNN = "this torch has no oneDNN: install torch's own wheel for x86-64, then make clean test"
 MEMORY_GROUPS = (
     "no memory control group can be made here ({why}): run the tests as root, or under systemd-run --user --scope"
     " -p Delegate=yes, on Linux with /sys/fs/cgroup mounted writable"

@@ -26,15 +26,14 @@ KV_CONTRACT = 1
 """Raise it if the same release computes different bits than before, although neither its version nor its compiled code
 changed."""
 
-_OPTIONS = {
-    WeightFormat.F32: ("none", "native"),
-    WeightFormat.BF16: ("none", "native"),
-    WeightFormat.ONEDNN: ("none", "onednn"),
-    WeightFormat.INT8: ("int8", "native"),
-    WeightFormat.INT4: ("int4", "native"),
-    WeightFormat.STORED: ("file", "native"),
+_QUANTIZATIONS = {
+    WeightFormat.F32.value: "none",
+    WeightFormat.BF16.value: "none",
+    WeightFormat.INT8.value: "int8",
+    WeightFormat.INT4.value: "int4",
+    WeightFormat.STORED.value: "file",
 }
-"""Weight format -> the options `quantization` and `linear_kernels` that give it."""
+"""A contract's form -> the option `quantization` that gives it."""
 
 
 def why_not_certified(loaded: LoadedModel) -> str:
@@ -72,15 +71,13 @@ def config_for(contract: AnswerContract, config: EngineConfig) -> EngineConfig:
     Raises:
         ConfigError: no options give it: the contract is not of this release, or was never one.
     """
-    options = _OPTIONS.get(WeightFormat(contract.form)) if contract.form in set(WeightFormat) else None
-    if options is None:
+    quantization = _QUANTIZATIONS.get(contract.form)
+    if quantization is None:
         raise ConfigError("certificate", f"its form is {contract.form!r}, which no options of this release give")
-    quantization, linear_kernels = options
     return replace(
         config,
         dtype=contract.dtype,
         quantization=quantization,
-        linear_kernels=linear_kernels,
         kv_cache_dtype="int8" if contract.kv_cache_dtype == "int8" else "auto",
         max_model_len=contract.max_model_len,
         tool_call_parser=contract.tool_call_parser,

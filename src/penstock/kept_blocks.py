@@ -95,7 +95,7 @@ def contract_of(config: EngineConfig, loaded: LoadedModel) -> dict[str, str]:
     return {
         "model": loaded.files.name,
         "files": loaded.files.digest.hex(),
-        "weights": f"{config.quantization}, {config.linear_kernels}: {loaded.weight_formats}",
+        "weights": f"{config.quantization}: {loaded.weight_formats}",
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "kv_cache_dtype": str(loaded.kv_dtype).removeprefix("torch."),
         "max_model_len": str(config.max_model_len),  # some models choose their rotary angles by it

@@ -101,7 +101,6 @@ def kept_times(cache_dir: Path, facts: RunnerFacts) -> KeptTimes:
         "instruction_set": "" if facts.contract is None else facts.contract.instruction_set,
         "threads": config.threads,
         "ranks": config.tensor_parallel,
-        "linear_kernels": config.linear_kernels,
         "model": facts.model_digest.hex(),
         "weights": memory.weight_formats,
         "keys_and_values": memory.kv_dtype,

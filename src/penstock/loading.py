@@ -31,7 +31,6 @@ from penstock.exec.device import (
     open_backend,
     resolve_device,
     resolve_dtype,
-    resolve_linear_kernels,
     resolve_weight_format,
     set_torch_threads,
 )
@@ -44,7 +43,6 @@ from penstock.exec.start_report import (
     embeds_only_line,
     left_out_line,
     mixed_line,
-    onednn_line,
     rounded_line,
     unheeded_line,
     weight_formats,
@@ -322,7 +320,6 @@ def _resolve_forms(config: EngineConfig, files: ModelFiles, backend: Backend) ->
     device = backend.device
     dtype = resolve_dtype(config.dtype, files.stored_dtype, device, good_dtypes(device, backend.exact))
     weight_format = resolve_weight_format(config.quantization, files.stored_dtype, dtype, device, backend.isa)
-    weight_format = resolve_linear_kernels(config.linear_kernels, weight_format, files.num_weights)
     return Choices(backend, dtype, weight_format, resolve_kv_dtype(config.kv_cache_dtype, dtype, backend))
 
 
@@ -398,8 +395,6 @@ def place_model(
     set_torch_threads(threads, packed=weight_format is not WeightFormat.DENSE)
     announce(f"model            {files.path}, {files.num_weights / 1e6:.1f} M weights")
     announce(computing_line(backend, dtype, threads))
-    if weight_format is WeightFormat.ONEDNN:
-        announce(onednn_line(config.linear_kernels))
     if group is None:
         _check_memory(planned, config, files)
     with byte_bar(

@@ -8,7 +8,7 @@ import compiled_kernels as here
 import pytest
 import torch
 
-from needs import COMPILED, ONEDNN
+from needs import COMPILED
 from penstock.bench import kernel_attention, kernel_products, kernels
 from penstock.bench.limits import Limits, share_text, shares
 from penstock.cli import bench_kernels
@@ -90,21 +90,6 @@ def test_every_case_runs_and_counts_what_it_moves(one_thread, monkeypatch, name)
     assert rows
     assert all(row["bytes"] > 0 and (row["ops"] > 0) == bool(row["arithmetic"]) for row in rows)
     assert len({(row["kernel"], row["form"], row["rows"]) for row in rows}) == len(rows)
-
-
-@compiled
-@pytest.mark.parametrize("there", [True, False])
-def test_onednn_is_one_more_form_of_linear_where_it_is_there(one_thread, monkeypatch, there):
-    if there and not kernel_products.onednn_linear.available():
-        pytest.skip(ONEDNN)
-    monkeypatch.setattr(kernel_products, "COLD_BYTES", 30_000)
-    monkeypatch.setattr(kernel_products, "LINEAR_SHAPES", ((64, 96),))
-    monkeypatch.setattr(kernel_products.onednn_linear, "available", lambda: there)
-    cases = [case for case in kernels.KERNELS["linear"](here.backend()) if case.form == "onednn 64->96"]
-    assert [case.rows for case in cases] == (list(kernels.ROWS) if there else [])
-    for case in cases:
-        assert case.call().shape == (case.rows, 96)
-        assert case.bytes >= 2 * 64 * 96
 
 
 @compiled

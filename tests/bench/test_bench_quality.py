@@ -16,14 +16,13 @@ from quality_harness import TOKENS, opened, random_logits, scored
 from tiny_checkpoints import reference_logits
 from torch.distributions import Categorical, kl_divergence
 
-from needs import COMPILED, ONEDNN
 from penstock.bench import quality
 from penstock.bench.variants import VARIANTS, variant_name, with_variant
 from penstock.cli import main
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
 from penstock.exec.divergence import divergence
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.models import gguf_dialect
 from penstock.text import open_text
 from penstock.weights.files import open_model
@@ -183,14 +182,6 @@ def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_valu
     assert np.mean(rounded[0].kl) < 3 * np.mean(plain.kl)  # yet not far away
 
 
-@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
-def test_formats_that_the_kernels_asked_for_do_not_serve_are_left_out(tiny):
-    files, by_onednn = open_model(tiny, gguf_dialect), EngineConfig(dtype="bfloat16", linear_kernels="onednn")
-    assert [each.quantization for each in quality.possible_variants(by_onednn, files, ())] == ["none"]
-    with pytest.raises(ConfigError, match="linear_kernels"):
-        quality.possible_variants(by_onednn, files, ("int8",))
-
-
 def test_a_context_that_the_model_has_not_is_refused(tiny):
     with pytest.raises(ConfigError, match="context: 513 is above the model's context, 512"):
         opened(tiny, 513)
@@ -247,7 +238,6 @@ def test_the_kv_cache_of_the_operator_is_that_of_every_variant(call, tmp_path):
     ("arguments", "says"),
     [
         (("--quantization", "file"), "quantization"),
-        (("--quantization", "none", "--dtype", "float32", "--linear-kernels", "onednn"), "--linear-kernels"),
         (("--tokens", "63"), "tokens"),
         (("--context", "513"), "context"),
     ],

@@ -207,6 +207,16 @@ def test_a_certificate_brings_its_form_along(model, form):
         assert recomputing.recompute(certificate).confirmed
 
 
+@pytest.mark.parametrize("form", ["onednn", "dense", "unheard"])
+def test_a_form_that_this_release_lacks_is_refused_by_name(model, made, form):
+    contract = replace(read(made[0]).contract, form=form)  # a release before this one had onednn
+    with (
+        pytest.raises(ConfigError, match=f"its form is '{form}', which no options of this release give"),
+        open_recomputing(config(model), contract),
+    ):
+        pass
+
+
 def test_the_adapter_is_part_of_it(model, tmp_path):
     every = linear_modules(load_with_adapters(model).program)
     folder = write_adapter(tmp_path / "poet", every, 4, seed=1)

@@ -7,21 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_checkpoints import reference_greedy, write_checkpoint
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from needs import COMPILED, ONEDNN
 from penstock import LLM, SamplingParams
-from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError, ModelFileError, PenstockError
-from penstock.exec import device
-from penstock.kernels import native, onednn_linear
-from penstock.kernels.onednn_linear import OneDnnWeight
-from penstock.loading import find_model, load_model
-from penstock.nn.operations import Linear
+from penstock.contract.errors import ModelFileError, PenstockError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -44,14 +36,6 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def one_thread():
-    """For loading, which sets the threads of torch in this process; they are put back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def copy(whole, tmp_path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "copy"))
 
@@ -67,29 +51,6 @@ def test_it_answers_as_transformers_does(whole):
         assert tokens == reference_greedy(whole, raw.prompt_token_ids, tokens)
         [chat] = llm.chat([{"role": "user", "content": "hello"}], params, use_tqdm=False)
         assert chat.prompt == "hello</s>"
-
-
-def start_report(directory: Path, **options: str) -> list[str]:
-    config, lines = EngineConfig(model=str(directory), threads=1, **options), []
-    loaded = load_model(config, find_model(config), lines.append)
-    projections = [each.weight for each in loaded.program.operations() if isinstance(each, Linear)]
-    by_onednn = [isinstance(weight, OneDnnWeight) for weight in projections]
-    assert by_onednn == [any("oneDNN" in line for line in lines)] * len(projections)
-    return lines
-
-
-@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
-def test_the_start_report_says_where_onednn_multiplies_and_why(whole, monkeypatch, one_thread):
-    bfloat16 = {"dtype": "bfloat16"}
-    assert "linear           oneDNN: as asked for" in start_report(whole, linear_kernels="onednn", **bfloat16)
-    assert len(start_report(whole, linear_kernels="native", **bfloat16)) == 2
-    monkeypatch.setattr(device, "_cpu_flags", lambda cpuinfo: device._AMX_FLAGS)
-    assert len(start_report(whole, **bfloat16)) == 2, "a small model"
-    monkeypatch.setattr(device, "_ONEDNN_WEIGHTS", 1000)
-    assert "linear           oneDNN: this processor has AMX" in start_report(whole, **bfloat16)
-    assert len(start_report(whole, quantization="int8", **bfloat16)) == 2
-    with pytest.raises(ConfigError, match="linear_kernels"):
-        start_report(whole, linear_kernels="onednn", quantization="int8", **bfloat16)
 
 
 def change(directory: Path, file: str, **values) -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from tiny_checkpoints import write_checkpoint, write_letters
 
-from needs import COMPILED, ONEDNN
+from needs import COMPILED
 from penstock.contract.config import EngineConfig
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.verify import Budget, Report, profile
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=f"{COMPILED}; torch's kernels make no such promise")
@@ -107,16 +107,6 @@ def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, m
     lines = [line.split() for line in done.stdout.splitlines()]
     assert [(used, exact) for used, exact, _, _ in lines] == [(isa, "True")] * 4
     assert all(int(tokens) > 40 and int(preempted) for _, _, tokens, preempted in lines), done.stdout
-
-
-@pytest.mark.deep
-@pytest.mark.model
-@pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
-def test_products_by_onednn_are_exact(default_model):
-    served = EngineConfig(model=str(default_model), quantization="none", linear_kernels="onednn")
-    report = profile(served, BUDGET)
-    assert report.exact, report.verdict_line()
-    assert report.tally.tokens > 150
 
 
 @pytest.mark.deep

@@ -22,7 +22,7 @@ from penstock.exec.batch import SlotTables
 from penstock.exec.kv_store import KVStore
 from penstock.exec.runner import paged_attend
 from penstock.exec.state_store import StateStore
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.experts import ExpertStack
@@ -477,9 +477,6 @@ def test_what_the_compiled_kernels_do_not_do_is_said():
     assert "not in torch.float16" in why_not_compiled(packed, torch.float16, backend)
     assert "the backend torch" in why_not_compiled(packed, torch.bfloat16, TorchBackend())
     assert "heads of 513 are wider than 512" in why_not_compiled(small(head_dim=513), torch.bfloat16, backend)
-    if onednn_linear.available():
-        onednn = program_of("llama", "wide_heads_untied", WeightFormat.ONEDNN)
-        assert "is not multiplied" in why_not_compiled(onednn, torch.bfloat16, backend)
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,6 @@ class NoTensors:
     def take_linear(self, parts, *, transposed=False):
         raise TouchedError
 
-    def take_head(self, name, shape):
-        raise TouchedError
-
     def take_table(self, name, shape):
         raise TouchedError
 
@@ -826,9 +823,6 @@ class ZeroTensors(NoTensors):
 
     def take_linear(self, parts, *, transposed=False):
         return self.take_fused(parts)
-
-    def take_head(self, name, shape):
-        return torch.zeros(shape)
 
     def take_table(self, name, shape):
         return torch.zeros(shape)

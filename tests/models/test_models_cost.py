@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tiny_checkpoints import write_checkpoint
 
-from needs import COMPILED, ONEDNN
+from needs import COMPILED
 from penstock.contract.model import StepCost, StepRow
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.models import gguf_dialect, load
 from penstock.nn.compiled import CompiledExecutor
@@ -79,16 +77,6 @@ def test_weights_are_read_once_whatever_the_rows_and_the_head_only_where_tokens_
     assert many.weight_bytes - one.weight_bytes < 8 * 3 * rows  # rows of two tables
     silent = cost(program, [StepRow(5, 1, 0)], torch.bfloat16)
     assert one.weight_bytes - silent.weight_bytes == program.head.weight.nbytes
-
-
-@pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
-@pytest.mark.parametrize(("family", "variant"), [("llama", "wide_heads_untied"), ("gpt2", "tied")])
-def test_operations_are_counted_alike_whoever_multiplies(tmp_path, family, variant):
-    ours, theirs = (
-        cost(program_of(tmp_path / fmt, family, variant, fmt), [StepRow(0, 4)], torch.bfloat16)
-        for fmt in (WeightFormat.BF16, WeightFormat.ONEDNN)
-    )
-    assert replace(theirs, weight_bytes=0) == replace(ours, weight_bytes=0)
 
 
 def test_costs_add_up():

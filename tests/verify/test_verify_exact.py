@@ -10,13 +10,13 @@ import pytest
 import torch
 from verify_fakes import SMALL, TEXT, VOCAB, Follower, RowLM, fake_target, row_attention, target_of
 
-from needs import COMPILED, ONEDNN
+from needs import COMPILED
 from penstock.contract.config import EngineConfig
 from penstock.contract.request import StopRules
 from penstock.contract.sampling import SamplingSpec
 from penstock.contract.thinking import ThinkingBudget
 from penstock.core.replaying import replay
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.kernels.attention_spec import AttentionSpec
 from penstock.verify import Budget, profile, verify
 from penstock.verify.compare import Difference, compare, total
@@ -312,23 +312,6 @@ def test_tight_schedules_preempt_under_a_window_too(window):
     for verdict in report.verdicts:
         config, needs = verdict.schedule.config, [len(each.prompt) + each.stop.max_tokens for each in report.requests]
         assert config.num_blocks >= config.most_blocks(max(needs))
-
-
-@pytest.mark.skipif(not (native.available() and onednn_linear.available()), reason=f"{COMPILED}; or {ONEDNN}")
-@pytest.mark.parametrize(("family", "variant"), [("llama", "all_to_one_biases_llama3"), ("gpt2", "untied_inner_gelu")])
-def test_a_real_checkpoint_whose_products_onednn_computes_is_exact(tmp_path, family, variant):
-    from tiny_checkpoints import write_checkpoint, write_letters
-
-    threads = torch.get_num_threads()
-    directory = write_checkpoint(tmp_path, family, variant)
-    write_letters(directory, 127 if family == "llama" else 97)
-    served = EngineConfig(model=str(directory), dtype="bfloat16", linear_kernels="onednn", threads=2)
-    try:
-        report = profile(served, Budget(requests=8, schedules=3, prompt_tokens=60, new_tokens=8))
-    finally:
-        torch.set_num_threads(threads)
-    assert report.exact, report.verdict_line()
-    assert report.tally.tokens > 60
 
 
 def test_attention_split_at_the_chunk_is_right_but_for_its_roundings():

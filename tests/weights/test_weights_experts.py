@@ -61,7 +61,6 @@ PACK = {
     (WeightFormat.BF16, torch.bfloat16): pack_bf16,
     (WeightFormat.STORED, torch.float32): pack_f32,
     (WeightFormat.STORED, torch.bfloat16): pack_bf16,
-    (WeightFormat.ONEDNN, torch.bfloat16): pack_bf16,
     (WeightFormat.INT8, torch.bfloat16): quantize_int8,
     (WeightFormat.INT4, torch.bfloat16): quantize_int4,
 }

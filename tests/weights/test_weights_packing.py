@@ -12,15 +12,14 @@ from tiny_checkpoints import cases, load_model, reference_logits, write_checkpoi
 from weights_samples import Tiny, write_gguf
 from weights_samples import weights as random_weights
 
-from needs import COMPILED, ONEDNN
+from needs import COMPILED
 from penstock import loading
 from penstock.contract.config import EngineConfig
-from penstock.contract.errors import ConfigError, ModelFileError
-from penstock.kernels import native, onednn_linear
+from penstock.contract.errors import ModelFileError
+from penstock.kernels import native
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.dense_weight import DenseWeight
 from penstock.kernels.fused_weight import FusedWeight
-from penstock.kernels.onednn_linear import OneDnnWeight
 from penstock.kernels.packed_weight import PackedKind, PackedWeight, unpack
 from penstock.kernels.torch_backend import TorchBackend
 from penstock.models import gguf_dialect, load
@@ -33,7 +32,6 @@ from penstock.weights.packing import WeightFormat
 from penstock.weights.source import TensorSource
 
 PROMPT = list(range(5, 45))
-needs_onednn = pytest.mark.skipif(not onednn_linear.available(), reason=ONEDNN)
 BACKEND = CpuBackend() if native.available() else TorchBackend()
 
 
@@ -93,39 +91,7 @@ def test_tables_are_kept_in_eight_bits_where_projections_have_four():
     assert binder.take_table("a", (64, 64)).kind is PackedKind.Q8
 
 
-@needs_onednn
-def test_onednn_packs_projections_and_leaves_heads_and_tables_to_us():
-    weights = {name: draw(48, 64) for name in ("a", "b", "head", "table")}
-    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN)
-    projection = binder.take_linear([("a", (48, 64)), ("b", (48, 64))])
-    head, table = binder.take_head("head", (48, 64)), binder.take_table("table", (48, 64))
-    binder.finish()
-    assert isinstance(projection, OneDnnWeight)
-    assert binder.bytes == projection.nbytes + head.nbytes + table.nbytes
-    assert (head.kind, table.kind) == (PackedKind.BF16, PackedKind.BF16)
-    x, stacked = draw(3, 64).bfloat16(), torch.cat((weights["a"], weights["b"])).bfloat16()
-    torch.testing.assert_close(projection.matmul(None, x), x @ stacked.T, rtol=2**-7, atol=2**-7)
-
-
-@needs_onednn
-def test_a_transposed_weight_is_packed_by_onednn_outputs_first():
-    weights = {"a": draw(64, 40)}
-    binder = Binder(Held(weights), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN)
-    projection = binder.take_linear([("a", (40, 64))], transposed=True)
-    x = torch.eye(64).bfloat16()
-    assert torch.equal(projection.matmul(None, x), weights["a"].bfloat16())
-
-
-@needs_onednn
-def test_a_onednn_that_is_not_exact_is_refused_by_its_option(monkeypatch):
-    monkeypatch.setattr(onednn_linear, "_rows_are_alike", lambda width, inputs: False)
-    with pytest.raises(ConfigError, match=r"linear_kernels.*64 inputs.*use native"):
-        Binder(Held({"a": draw(16, 64)}), torch.bfloat16, "cpu", "m", weight_format=WeightFormat.ONEDNN).take_linear(
-            [("a", (16, 64))]
-        )
-
-
-def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_unrounded():
+def test_a_projection_has_the_kind_of_its_format():
     for fmt, kind in (
         (WeightFormat.F32, PackedKind.F32),
         (WeightFormat.BF16, PackedKind.BF16),
@@ -134,9 +100,7 @@ def test_a_head_of_its_own_has_the_form_of_a_projection_where_that_can_be_read_u
     ):
         dtype = torch.float32 if fmt is WeightFormat.F32 else torch.bfloat16
         binder = Binder(Held({"a": draw(64, 64)}), dtype, "cpu", "m", weight_format=fmt)
-        assert binder.take_head("a", (64, 64)).kind is kind
-    dense = Binder(Held({"a": draw(64, 64)}), torch.float32, "cpu", "m").take_head("a", (64, 64))
-    assert torch.equal(dense.numbers, draw(64, 64))
+        assert binder.take_linear([("a", (64, 64))]).kind is kind
 
 
 def test_numbers_that_a_form_cannot_hold_are_named():
@@ -162,13 +126,12 @@ def test_every_family_computes_on_packed_float32_weights_what_transformers_does(
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("fmt", [WeightFormat.BF16, pytest.param(WeightFormat.ONEDNN, marks=needs_onednn)])
 @pytest.mark.parametrize(("family", "variant"), cases())
-def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant, fmt):
+def test_every_family_computes_on_packed_weights_what_transformers_does_in_bfloat16(tmp_path, family, variant):
     """Squared error against float32 at most twice that of transformers' own bfloat16: roundings, no mistakes."""
     directory = write_checkpoint(tmp_path, family, variant)
     files = open_model(directory, gguf_dialect)
-    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), weight_format=fmt)
+    binder = Binder(files.source, torch.bfloat16, "cpu", str(directory), weight_format=WeightFormat.BF16)
     model = ReferenceExecutor(load(files.config, binder, str(directory)), torch.bfloat16, BACKEND)
     prompt = [token % model.shape.vocab_size for token in PROMPT]
     with torch.inference_mode():

@@ -232,8 +232,10 @@ def test_a_planned_matrix_has_the_form_and_size_of_the_loaded_one(tmp_path, case
 def test_a_table_and_a_head_may_be_quantised(tmp_path):
     matrix = integers(N, K)
     files = opened(tmp_path, gptq("lm_head", matrix), {**GPTQ, "lm_head": True})
-    for take in (Binder.take_head, Binder.take_table):
-        weight = take(binder(files), "lm_head.weight", (N, K))
+    for weight in (
+        binder(files).take_linear([("lm_head.weight", (N, K))]),
+        binder(files).take_table("lm_head.weight", (N, K)),
+    ):
         assert torch.equal(unpack(weight), matrix.numbers)
     router = binder(files, torch.float32).take_router("lm_head.weight", (N, K))
     assert torch.equal(unpack(router), matrix.numbers)

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from penstock.bench.kernel_case import HIDDEN, INNER, ROWS, VOCABULARY, Case
-from penstock.kernels import onednn_linear
 from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.native import Cpu
-from penstock.kernels.onednn_linear import pack_onednn
 from penstock.kernels.packed_linear import PackedKind, embedding_rows, packed_gated_linear, packed_linear
 from penstock.kernels.packed_parts import pack_parts
 from penstock.kernels.packed_weight import (
@@ -108,17 +104,14 @@ def activations_dtype(kind: str) -> torch.dtype:
     return torch.float32 if kind == "f32" else torch.bfloat16
 
 
-_AnyPacked = TypeVar("_AnyPacked")
-
-
-class _Turns(Generic[_AnyPacked]):
+class _Turns:
     """Copies of a weight, used in rotation."""
 
-    def __init__(self, copy: Callable[[], _AnyPacked], nbytes: int) -> None:
+    def __init__(self, copy: Callable[[], PackedWeight], nbytes: int) -> None:
         self._copies = [copy() for _ in range(-(-COLD_BYTES // nbytes))]
         self._turn = 0
 
-    def next(self) -> _AnyPacked:
+    def next(self) -> PackedWeight:
         self._turn = (self._turn + 1) % len(self._copies)
         return self._copies[self._turn]
 
@@ -128,7 +121,7 @@ def copied_weight(weight: PackedWeight, memory: WeightMemory) -> PackedWeight:
     return replace(weight, data=memory.take(weight.nbytes).copy_(weight.data))
 
 
-def _project(product: Callable[[Tensor, _AnyPacked], Tensor], x: Tensor, turns: _Turns[_AnyPacked]) -> Tensor:
+def _project(product: Callable[[Tensor, PackedWeight], Tensor], x: Tensor, turns: _Turns) -> Tensor:
     return product(x, turns.next())
 
 
@@ -148,20 +141,6 @@ def _product_cases(
                     kernel, form, rows, weight.nbytes, ops, arithmetic_of(kind),
                     partial(_project, added, x, turns),
                 )  # fmt: skip
-
-
-def _onednn_cases(backend: CpuBackend) -> Iterator[Case]:
-    """The same products by oneDNN, which is used if it has AMX or is asked for; none if torch lacks it."""
-    for inputs, outputs in LINEAR_SHAPES if onednn_linear.available() else ():
-        numbers = torch.randn(outputs, inputs) * inputs**-0.5
-        weight = pack_onednn(numbers)
-        turns = _Turns(partial(pack_onednn, numbers), weight.nbytes)
-        for rows in ROWS:
-            x = torch.randn(rows, inputs).bfloat16()
-            yield Case(
-                "linear", f"onednn {inputs}->{outputs}", rows, weight.nbytes, 2 * rows * inputs * outputs, "bf16",
-                partial(_project, partial(onednn_linear.onednn_linear, threads=backend.threads), x, turns),
-            )  # fmt: skip
 
 
 def lookup_cases(backend: CpuBackend) -> Iterator[Case]:
@@ -187,8 +166,8 @@ def _packed_product(cpu: Cpu, x: Tensor, weight: PackedWeight, residual: Tensor 
 
 
 def linear_cases(backend: CpuBackend) -> Iterator[Case]:
-    """Products with every kind of weight, oneDNN's among them."""
-    return chain(_product_cases(backend, kernel="linear", product=_packed_product), _onednn_cases(backend))
+    """Products with every kind of weight."""
+    return _product_cases(backend, kernel="linear", product=_packed_product)
 
 
 def residual_cases(backend: CpuBackend) -> Iterator[Case]:

@@ -25,7 +25,6 @@ from penstock.exec.device import (
     open_backend,
     resolve_device,
     resolve_dtype,
-    resolve_linear_kernels,
     resolve_weight_format,
 )
 from penstock.exec.divergence import Divergence, divergence
@@ -150,8 +149,7 @@ def possible_variants(config: EngineConfig, files: ModelFiles, wanted: Sequence[
     for each in dict.fromkeys(with_variant(config, name) for name in wanted or QUANTIZATIONS[1:]):  # all but auto
         resolve_kv_dtype(each.kv_cache_dtype, dtype, backend)
         try:
-            weight_format = resolve_weight_format(each.quantization, files.stored_dtype, dtype, device, backend.isa)
-            resolve_linear_kernels(each.linear_kernels, weight_format, files.num_weights)
+            resolve_weight_format(each.quantization, files.stored_dtype, dtype, device, backend.isa)
         except ConfigError:
             if wanted:
                 raise
@@ -221,7 +219,7 @@ def measure(
 
 
 def _float32(config: EngineConfig) -> EngineConfig:
-    return replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto", linear_kernels="auto")
+    return replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto")
 
 
 def _measure(config: EngineConfig, files: ModelFiles, reference: Reference, steps: Steps) -> Quality:

@@ -23,7 +23,7 @@ _CONTEXTS = (2048, 8192, 32768, 131072)
 _STREAMS = (1, 8, 32)
 _POSITIONS = 1024
 
-OPTIONS = ("device", "dtype", "quantization", "linear_kernels", "kv_cache_dtype")
+OPTIONS = ("device", "dtype", "quantization", "kv_cache_dtype")
 LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
 
 

@@ -19,7 +19,7 @@ REFUTED = 1
 UNDECIDED = 3
 """Exit code if nothing is refuted, but something was computed by other instructions, kernels or releases than here."""
 
-CERTIFIED_OPTIONS = ("dtype", "quantization", "linear_kernels", "kv_cache_dtype")
+CERTIFIED_OPTIONS = ("dtype", "quantization", "kv_cache_dtype")
 """Engine options that a certificate gives."""
 
 

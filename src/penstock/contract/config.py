@@ -20,7 +20,6 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "file", "int8", "int4")
-LINEAR_KERNELS = ("auto", "native", "onednn")
 KV_CACHE_DTYPES = ("auto", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 RUNNERS = ("auto", "in-process", "process")
@@ -62,13 +61,6 @@ class EngineConfig:
         " load; auto takes file where the file is quantised, else none. All but none multiply with int8 activations:"
         " less memory and more speed for some accuracy.",
         QUANTIZATIONS,
-    )
-    linear_kernels: str = option(
-        "auto",
-        "Whose kernels multiply bfloat16 weights: native, our compiled ones, or onednn, the library inside torch; auto"
-        " takes onednn on a processor with AMX for models of a billion weights and more. Quantised weights are always"
-        " native.",
-        LINEAR_KERNELS,
     )
     device: str = option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
     threads: int = option(0, "Compute threads on the CPU; 0 takes one per physical core.")

@@ -14,7 +14,7 @@ import torch
 
 from penstock.contract.errors import ConfigError
 from penstock.exec.free_memory import free_memory
-from penstock.kernels import native, onednn_linear
+from penstock.kernels import native
 from penstock.kernels.backend import Backend
 from penstock.kernels.cpu_backend import CpuBackend
 from penstock.kernels.torch_backend import TorchBackend
@@ -27,7 +27,6 @@ __all__ = [
     "open_backend",
     "resolve_device",
     "resolve_dtype",
-    "resolve_linear_kernels",
     "resolve_weight_format",
     "set_torch_threads",
 ]
@@ -40,12 +39,6 @@ _WEIGHT_FORMATS = {"file": WeightFormat.STORED, "int8": WeightFormat.INT8, "int4
 
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags (Linux names, x86 and Arm) for bfloat16 products in hardware."""
-
-_AMX_FLAGS = frozenset({"amx_tile", "amx_bf16"})
-"""CPU flags for bfloat16 products in AMX; Linux shows them if it saves these registers."""
-
-_ONEDNN_WEIGHTS = 1_000_000_000
-"""Number of weights from which oneDNN saves more time than its many calls from Python cost."""
 
 _AUTO_KV_SHARE = 4  # kv_cache_memory 0 takes one part in four of the free memory
 
@@ -133,40 +126,6 @@ def resolve_weight_format(option: str, stored: str, dtype: torch.dtype, device: 
     if option == "file" and stored in _DTYPES:
         raise ConfigError("quantization", f"the file is not quantised: its weights are {stored}")
     return _WEIGHT_FORMATS[option]
-
-
-def resolve_linear_kernels(
-    option: str, weight_format: WeightFormat, num_weights: int, cpuinfo: Path = _CPUINFO
-) -> WeightFormat:
-    """The weight format for the option `linear_kernels`: `auto`, `native` or `onednn`.
-
-    `auto` looks at the processor and the model alone: if it measured, bits could change from start to start.
-
-    Args:
-        option: what the operator chose.
-        weight_format: as `resolve_weight_format` found it.
-        num_weights: of the model.
-        cpuinfo: where Linux describes its processors.
-
-    Raises:
-        ConfigError: the chosen kernels do not serve this format, or are not installed.
-    """
-    if option == "auto":
-        worthwhile = num_weights >= _ONEDNN_WEIGHTS and _cpu_flags(cpuinfo) >= _AMX_FLAGS
-        serves = weight_format is WeightFormat.BF16 and worthwhile and onednn_linear.available()
-        return WeightFormat.ONEDNN if serves else weight_format
-    if option == "native":
-        if weight_format is WeightFormat.DENSE:
-            raise ConfigError("linear_kernels", "native multiplies packed weights; here torch computes all products")
-        return weight_format
-    if weight_format is not WeightFormat.BF16:
-        raise ConfigError(
-            "linear_kernels",
-            f"onednn serves bfloat16 weights beside the compiled CPU kernels; here weights are {weight_format}",
-        )
-    if not onednn_linear.available():
-        raise ConfigError("linear_kernels", "torch has no packed linear of oneDNN for bfloat16 here; use native")
-    return WeightFormat.ONEDNN
 
 
 def _instead(device: torch.device) -> str:

@@ -17,7 +17,6 @@ __all__ = [
     "embeds_only_line",
     "left_out_line",
     "mixed_line",
-    "onednn_line",
     "rounded_line",
     "unheeded_line",
     "weight_formats",
@@ -61,11 +60,6 @@ def embeds_only_line(longest: int) -> str:
         f"embeds only      tokens see later ones: a prompt is computed whole, up to {longest} tokens, and not cached,"
         " and nothing is generated"
     )
-
-
-def onednn_line(option: str) -> str:
-    """Says that oneDNN multiplies, and why; `option` is the operator's choice of linear kernels."""
-    return f"linear           oneDNN: {'this processor has AMX' if option == 'auto' else 'as asked for'}"
 
 
 def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) -> str:

@@ -12,7 +12,6 @@ __all__ = ["ANSWERING", "model_digest"]
 ANSWERING = (
     "dtype",
     "quantization",
-    "linear_kernels",
     "device",
     "kv_cache_dtype",
     "tool_call_parser",

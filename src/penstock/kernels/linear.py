@@ -1,7 +1,7 @@
 """The interface of a weight, whatever its form: products, rows, size.
 
-Decides the signature that all forms share. A form is one file beside this one (`dense_weight`, `packed_linear`,
-`onednn_linear`) and, if compiled kernels multiply it, one header under `native/`.
+Decides the signature that all forms share. A form is one file beside this one (`dense_weight`, `packed_linear`)
+and, if compiled kernels multiply it, one header under `native/`.
 """
 
 from __future__ import annotations

@@ -318,7 +318,7 @@ def bind_head(weights: WeightLoader, table_name: str, table: Weight, shape: Mode
     if tied and not (weights.has("lm_head.weight") and weights.differ("lm_head.weight", f"{table_name}.weight")):
         weights.ignore("lm_head.weight")
         return table
-    return weights.take_head("lm_head.weight", (shape.vocab_size, shape.hidden_size))
+    return weights.take_linear([("lm_head.weight", (shape.vocab_size, shape.hidden_size))])
 
 
 def _layer_types(reader: ConfigReader, layers: int) -> tuple[str, ...]:

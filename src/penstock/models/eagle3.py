@@ -130,7 +130,7 @@ def _head(reader: ConfigReader, weights: WeightLoader, target: Program, width: i
     """Its head, or the model's if it has none."""
     known = _known(reader, target.shape.vocab_size)
     if weights.has("lm_head.weight"):
-        return Head(weights.take_head("lm_head.weight", (known, width)))
+        return Head(weights.take_linear([("lm_head.weight", (known, width))]))
     if known < target.shape.vocab_size:
         raise reader.error("draft_vocab_size", f"is {known}, and lm_head.weight, which makes their logits, is missing")
     return Head(_fitting(reader, target.head.weight, width, "lm_head.weight"))

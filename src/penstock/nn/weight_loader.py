@@ -53,10 +53,6 @@ class WeightLoader(Protocol):
         """
         ...
 
-    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight `[V, H]` of an untied head: a projection that can return its results unrounded."""
-        ...
-
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """An embedding table `[V, H]`, in a form that can also serve as the weight of a tied head."""
         ...
@@ -156,10 +152,6 @@ class PartLoader:
     def take_linear(self, parts: Sequence[tuple[str, tuple[int, int]]], *, transposed: bool = False) -> Weight:
         """See `WeightLoader.take_linear`."""
         return self._weights.take_linear([(self._stored(name), shape) for name, shape in parts], transposed=transposed)
-
-    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """See `WeightLoader.take_head`."""
-        return self._weights.take_head(self._stored(name), shape)
 
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """See `WeightLoader.take_table`."""

@@ -168,13 +168,6 @@ class Binder:
         self.bytes += weight.nbytes
         return weight
 
-    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Take a head's weight `[V, H]`, in a format that can return unrounded results; raises as `take_linear`."""
-        self._claim(name, shape)
-        weight = self._linear([(name, shape)], self._packer.head)
-        self.bytes += weight.nbytes
-        return weight
-
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """Take an embedding table `[V, H]`, in a format that also works for projections; raises as `take_linear`."""
         self._claim(name, shape)

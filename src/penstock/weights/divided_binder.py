@@ -116,10 +116,6 @@ class DividedBinder:
 
         return self._noted(weight, take, StoredExperts(tuple(parts), 0, transposed))
 
-    def take_head(self, name: str, shape: tuple[int, int]) -> Weight:
-        """See `WeightLoader.take_head`."""
-        return self._noted_alone(self._headers.take_head(name, shape), self.loaded.take_head, name, shape)
-
     def take_table(self, name: str, shape: tuple[int, int]) -> Weight:
         """See `WeightLoader.take_table`."""
         return self._noted_alone(self._headers.take_table(name, shape), self.loaded.take_table, name, shape)

@@ -12,10 +12,9 @@ from typing import TypeVar
 
 import torch
 
-from penstock.contract.errors import ConfigError, ModelFileError
+from penstock.contract.errors import ModelFileError
 from penstock.kernels.block_parts import BlockParts
 from penstock.kernels.native import Cpu
-from penstock.kernels.onednn_linear import OneDnnWeight, pack_onednn
 from penstock.kernels.packed_parts import pack_parts
 from penstock.kernels.packed_stack import PackedStack, pack_stack
 from penstock.kernels.packed_weight import (
@@ -45,8 +44,6 @@ class WeightFormat(StrEnum):
     """Plain tensors in the activations' dtype, for torch's kernels."""
     F32 = "f32"
     BF16 = "bf16"
-    ONEDNN = "onednn"
-    """Projections in bfloat16 as packed by oneDNN; embeddings and heads as in BF16."""
     INT8 = "int8"
     """One scale per 32 inputs."""
     INT4 = "int4"
@@ -63,7 +60,6 @@ def _pack_stored(numbers: torch.Tensor, memory: WeightMemory | None, cpu: Cpu | 
 _WEIGHTS: dict[WeightFormat, Callable[[torch.Tensor, WeightMemory | None, Cpu | None], PackedWeight]] = {
     WeightFormat.F32: pack_f32,
     WeightFormat.BF16: pack_bf16,
-    WeightFormat.ONEDNN: pack_bf16,
     WeightFormat.STORED: _pack_stored,
     WeightFormat.INT8: quantize_int8,
     WeightFormat.INT4: quantize_int4,
@@ -123,19 +119,12 @@ class Packer:
         self._file = file
         self._memory = WeightMemory()
 
-    def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight | OneDnnWeight:
+    def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """Pack a projection's weight `[N, K]`, float32 or bfloat16.
 
         Raises:
             ModelFileError: it holds numbers that this format cannot represent.
-            ConfigError: oneDNN cannot compute all rows of a product in the same way.
         """
-        if self.weight_format is WeightFormat.ONEDNN:
-            return self._onednn(numbers)
-        return self.head(numbers, name)
-
-    def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
-        """Pack the weight of an untied head, which must return float32; raises as `weight` does."""
         return self._guarded(lambda: _WEIGHTS[self.weight_format](numbers, self._memory, self._cpu), name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
@@ -176,12 +165,6 @@ class Packer:
             return _WEIGHTS[self.weight_format](weight, memory, self._cpu)
 
         return self._guarded(lambda: pack_stack(experts, pack, self._memory), name)
-
-    def _onednn(self, numbers: torch.Tensor) -> OneDnnWeight:
-        try:
-            return pack_onednn(numbers)
-        except RuntimeError as error:
-            raise ConfigError("linear_kernels", f"{error}; use native") from error
 
     def _guarded(self, pack: Callable[[], _Packed], name: str) -> _Packed:
         try:

@@ -19,7 +19,6 @@ __all__ = ["PlannedPacker"]
 _KINDS = {
     WeightFormat.F32: PackedKind.F32,
     WeightFormat.BF16: PackedKind.BF16,
-    WeightFormat.ONEDNN: PackedKind.BF16,
     WeightFormat.INT8: PackedKind.Q8,
     WeightFormat.INT4: PackedKind.Q4,
 }
@@ -34,10 +33,6 @@ class PlannedPacker(Packer):
     def weight(self, numbers: torch.Tensor, name: str) -> PackedWeight:  # noqa: ARG002 - nothing can fail
         """See `Packer.weight`."""
         return self._from_numbers(self._kind(numbers), numbers)
-
-    def head(self, numbers: torch.Tensor, name: str) -> PackedWeight:
-        """See `Packer.head`."""
-        return self.weight(numbers, name)
 
     def table(self, numbers: torch.Tensor, name: str) -> PackedWeight:
         """See `Packer.table`."""
