@@ -19,6 +19,9 @@ namespace {
 
 const Peak& peak_of(const Cpu& cpu) {
     const char* isa = cpu.kernels().isa;
+#if defined(PENSTOCK_HAVE_AVX512_AMX)
+    if (!strcmp(isa, avx512_amx_peak.isa)) return avx512_amx_peak;
+#endif
 #if defined(PENSTOCK_HAVE_AVX512_BF16)
     if (!strcmp(isa, avx512_bf16_peak.isa)) return avx512_bf16_peak;
 #endif

@@ -17,6 +17,9 @@ struct Candidate {
 
 // Best first.
 const Candidate candidates[] = {
+#if defined(PENSTOCK_HAVE_AVX512_AMX)
+    {&avx512_amx_kernels, [] { return x86_features().avx512_amx; }},
+#endif
 #if defined(PENSTOCK_HAVE_AVX512_BF16)
     {&avx512_bf16_kernels, [] { return x86_features().avx512_bf16; }},
 #endif

@@ -36,7 +36,7 @@ TARGETS = {
 }
 """By zig's names. The oldest systems are torch's: its wheels ask for glibc 2.28 and macOS 14 too."""
 
-ISAS = ("avx512_bf16", "avx512", "avx2", "portable")
+ISAS = ("avx512_amx", "avx512_bf16", "avx512", "avx2", "portable")
 
 # On macOS, CMake asks for a bundle and nanobind for a file of flags. Zig knows neither; Python loads a library as well.
 ZIG = """#!/bin/sh

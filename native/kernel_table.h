@@ -75,5 +75,6 @@ extern const KernelTable portable_kernels;
 extern const KernelTable avx2_kernels;
 extern const KernelTable avx512_kernels;
 extern const KernelTable avx512_bf16_kernels;
+extern const KernelTable avx512_amx_kernels;
 
 }  // namespace penstock

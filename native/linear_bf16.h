@@ -6,15 +6,17 @@
 //     panel 1:  ...                                                                       2 bytes an element
 //
 // Order of a sum: pairs of inputs ascending. Within a pair, `vdpbf16ps` adds as it likes (odd first, subnormals as
-// zero); elsewhere even first.
+// zero); elsewhere even first. With AMX, see linear_bf16_amx.h.
 #pragma once
 
 #include "dot_lanes.h"
+#include "linear_bf16_amx.h"
 #include "linear_tiles.h"
 
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
+#if !defined(PENSTOCK_ISA_AVX512_AMX)
 struct LinearBf16 {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
     static constexpr int kRows = 6, kPanels = 4, kFewRows = 8;  // 24 sums, 4 weights, 1 activation: 29 of 32 registers
@@ -62,6 +64,7 @@ struct LinearBf16 {
         }
     }
 };
+#endif
 
 // A row as bfloat16, filled up to an even number of elements.
 inline void round_row(const ConstRows& x, int64_t row, int64_t inputs, bf16* to) {

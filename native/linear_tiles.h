@@ -4,7 +4,7 @@
 // Exactness: threads split outputs and rows, never inputs; a tile adds up each of its elements over all inputs in the
 // one order that its kernel has. So neither the split nor the tile's shape can change a bit.
 //
-// A kernel is a value with
+// A kernel has `kRows`, `block()` as below and a `walk` of its own (linear_bf16_amx.h), or is a value with
 //     kRows, kPanels                                  its register tile for many rows: rows x panels of 16 outputs
 //     kFewRows                                        its tile for few rows has one panel and up to so many rows
 //     kPanelsInTurn                                   whether a tile of two panels, of a gated call, needs no more
@@ -250,17 +250,27 @@ void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64
     for (; panel < last_panel; panel++) walk_rows<R, 2>(kernel, row, last_row, panel);
 }
 
+// Whether a kernel has a `walk`.
+template <class Kernel, class = void>
+constexpr bool walks_itself = false;
+template <class Kernel>
+constexpr bool walks_itself<Kernel, decltype(void(&Kernel::walk))> = true;
+
 // Walks a block's rows over its panels, then the next rows over them.
 template <class Kernel>
 void walk_blocks(const Kernel& kernel, const LinearCall& call, int64_t row, int64_t last_row, int64_t panel,
                  int64_t last_panel) {
-    const auto walk = call.gated() ? walk_gated_tiles<Kernel> : walk_tiles<Kernel>;
+    const auto walk = [&](int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
+        if constexpr (walks_itself<Kernel>) kernel.walk(row, last_row, panel, last_panel);
+        else if (call.gated()) walk_gated_tiles(kernel, row, last_row, panel, last_panel);
+        else walk_tiles(kernel, row, last_row, panel, last_panel);
+    };
     const Block block = kernel.block();
-    if (last_row - row <= block.rows) return walk(kernel, row, last_row, panel, last_panel);
+    if (last_row - row <= block.rows) return walk(row, last_row, panel, last_panel);
     for (; panel < last_panel; panel += block.panels) {
         const int64_t end = smaller(last_panel, panel + block.panels);
         for (int64_t from = row; from < last_row; from += block.rows) {
-            walk(kernel, from, smaller(last_row, from + block.rows), panel, end);
+            walk(from, smaller(last_row, from + block.rows), panel, end);
         }
     }
 }

@@ -2,6 +2,9 @@
 #include "peak.h"
 
 #include "block_lanes.h"
+#if defined(PENSTOCK_ISA_AVX512_AMX)
+#include "amx_tiles.h"
+#endif
 
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
@@ -100,6 +103,29 @@ int64_t products(int64_t rounds) {
     return rounds * Form::rows * Form::ops;
 }
 
+#if defined(PENSTOCK_ISA_AVX512_AMX)
+// Two tiles of rows by two of weights.
+int64_t products_of_pairs(int64_t rounds) {
+    constexpr int kTileRows = 16, kTileBytes = 64;
+    alignas(64) static const uint8_t operands[kTileRows * kTileBytes] = {};
+    const TileShape whole{kTileRows, kTileBytes};
+    const AmxTiles tiles({whole, whole, whole, whole, whole, whole, whole, whole});
+    for (int64_t i = 0; i < rounds; i++) {
+        _tile_loadd(4, operands, kTileBytes);
+        _tile_loadd(5, operands, kTileBytes);
+        _tile_loadd(6, operands, kTileBytes);
+        _tile_loadd(7, operands, kTileBytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    return rounds * 4 * kTileRows * kLanes * kTileBytes;
+}
+#else
+int64_t products_of_pairs(int64_t rounds) { return products<Bf16>(rounds); }
+#endif
+
 float read(const float* numbers, int64_t lines) {
     f32x16 sums[4] = {zero(), zero(), zero(), zero()};
     int64_t i = 0;
@@ -120,6 +146,6 @@ float read(const float* numbers, int64_t lines) {
 
 #define PENSTOCK_TEXT_OF(name) #name
 #define PENSTOCK_TEXT(name) PENSTOCK_TEXT_OF(name)
-const Peak PENSTOCK_PEAK = {PENSTOCK_TEXT(PENSTOCK_ISA_NAMESPACE), products<Fp32>, products<Bf16>, products<Int8>, read};
+const Peak PENSTOCK_PEAK = {PENSTOCK_TEXT(PENSTOCK_ISA_NAMESPACE), products<Fp32>, products_of_pairs, products<Int8>, read};
 
 }  // namespace penstock

@@ -25,5 +25,6 @@ extern const Peak portable_peak;
 extern const Peak avx2_peak;
 extern const Peak avx512_peak;
 extern const Peak avx512_bf16_peak;
+extern const Peak avx512_amx_peak;
 
 }  // namespace penstock

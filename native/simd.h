@@ -3,10 +3,11 @@
 //
 // A kernel header is compiled once per instruction set: its translation unit defines one of
 //
-//     PENSTOCK_ISA_AVX512_BF16   PENSTOCK_ISA_AVX512   PENSTOCK_ISA_AVX2   PENSTOCK_ISA_PORTABLE
+//     PENSTOCK_ISA_AVX512_AMX   PENSTOCK_ISA_AVX512_BF16   PENSTOCK_ISA_AVX512   PENSTOCK_ISA_AVX2   PENSTOCK_ISA_PORTABLE
 //
-// and everything below then lives in an inline namespace of that name. Without it two translation units would define
-// the same inline function twice, the linker would keep either one, and a machine without AVX-512 could meet it.
+// (the first stands for the second too) and everything below then lives in an inline namespace of that name. Without it
+// two translation units would define the same inline function twice, the linker would keep either one, and a machine
+// without AVX-512 could meet it.
 // For the same reason kernel headers use no templates of the standard library.
 //
 // Exactness: an operation's lanes do not see each other, reductions add in one fixed order, and `fma` rounds once
@@ -21,7 +22,11 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(PENSTOCK_ISA_AVX512_BF16)
+#if defined(PENSTOCK_ISA_AVX512_AMX)
+#define PENSTOCK_ISA_NAMESPACE avx512_amx
+#define PENSTOCK_ISA_AVX512_BF16 1
+#define PENSTOCK_AVX512 1
+#elif defined(PENSTOCK_ISA_AVX512_BF16)
 #define PENSTOCK_ISA_NAMESPACE avx512_bf16
 #define PENSTOCK_AVX512 1
 #elif defined(PENSTOCK_ISA_AVX512)
@@ -32,7 +37,7 @@
 #elif defined(PENSTOCK_ISA_PORTABLE)
 #define PENSTOCK_ISA_NAMESPACE portable
 #else
-#error "define one of PENSTOCK_ISA_AVX512_BF16, PENSTOCK_ISA_AVX512, PENSTOCK_ISA_AVX2, PENSTOCK_ISA_PORTABLE"
+#error "define one of PENSTOCK_ISA_AVX512_AMX, _AVX512_BF16, _AVX512, _AVX2 and _PORTABLE"
 #endif
 
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_ISA_AVX2)

@@ -33,14 +33,18 @@ def one_thread():
 def test_operations_are_counted_for_every_thread_and_instruction_set(one_thread, isa):
     here.set_isa(isa)
     wide = isa.startswith("avx512")
-    rows, panels, pair = (
-        6 if wide else 4,
-        2 if wide else 1,
-        4 if isa == "avx512_bf16" else 2,
-    )  # pairs are instructions there
+    rows, panels = (6, 2) if wide else (4, 1)
+    pairs = {
+        "avx512_amx": 4 * 16 * LANES * 32 * 2,  # four products of tiles, of 16 rows and 32 inputs
+        "avx512_bf16": LANES * panels * rows * 4,  # pairs are instructions
+    }.get(isa, LANES * panels * rows * 2)
     code_rows = 3 if isa == "avx2" else rows
-    for arithmetic, tile, a_lane in (("fp32", rows, 2), ("bf16", rows, pair), ("int8", code_rows, 8)):
-        assert here.compute(arithmetic, 10) == 10 * LANES * panels * tile * a_lane
+    for arithmetic, expected in (
+        ("fp32", LANES * panels * rows * 2),
+        ("bf16", pairs),
+        ("int8", LANES * panels * code_rows * 8),
+    ):
+        assert here.compute(arithmetic, 10) == 10 * expected
     here.set_threads(2)
     assert here.compute("fp32", 10) == 2 * 10 * LANES * panels * rows * 2
 

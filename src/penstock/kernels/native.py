@@ -63,7 +63,8 @@ def required() -> ModuleType:
 
 
 def isas() -> list[str]:
-    """The instruction sets that this machine can run, best first: `avx512_bf16`, `avx512`, `avx2`, `portable`."""
+    """The instruction sets that this machine can run, best first: of `avx512_amx`, `avx512_bf16`, `avx512`, `avx2`
+    and `portable`."""
     return [] if module is None else module.isas()
 
 

@@ -1,0 +1,18 @@
+// The kernels of avx512_bf16, but for products of bfloat16.
+#include "kernel_table.h"
+#include "linear_bf16.h"
+
+namespace penstock {
+namespace {
+
+KernelTable with_tiles(KernelTable table) {
+    table.isa = "avx512_amx";
+    table.linears[int(Kind::bf16)].linear = linear_bf16;
+    return table;
+}
+
+}  // namespace
+
+const KernelTable avx512_amx_kernels = with_tiles(avx512_bf16_kernels);
+
+}  // namespace penstock

@@ -1,0 +1,137 @@
+// Linear with bfloat16 weights and activations by AMX (ADR 55): tiles of 32 rows by two panels of 16 outputs, 32 inputs at a time.
+//
+// The packed weight of linear_bf16.h is what the processor wants of a tile: pairs of inputs of 16 outputs, line after line.
+//
+// Order of a sum: 32 inputs after 32 inputs; of each, the sum of the even ones and that of the odd ones, both ascending, are
+// added up, and then that to the sum before. Subnormals count as zero. A row's sums do not see the other rows of a tile, and
+// every call is computed so, however few rows it has.
+#pragma once
+
+#include "linear_tiles.h"
+#if defined(PENSTOCK_ISA_AVX512_AMX)
+#include "amx_tiles.h"
+#endif
+
+namespace penstock {
+inline namespace PENSTOCK_ISA_NAMESPACE {
+
+#if defined(PENSTOCK_ISA_AVX512_AMX)
+
+struct LinearBf16 {
+    static constexpr int kTileRows = 16, kRows = 2 * kTileRows;
+    static constexpr int64_t kInputs = 32, kTileBytes = 1024;  // of a tile
+    static constexpr int64_t kAhead = 8192;  // bytes of each panel
+    const LinearCall& call;
+    const bf16* x;
+    int64_t x_stride;
+
+    // Rows that stay in the second cache beside the panels that they meet.
+    Block block() const {
+        constexpr int64_t kRowsBytes = 512 << 10, kPanels = 8;
+        return {larger(1, kRowsBytes / (call.inputs * 2) / kRows) * kRows, kPanels};
+    }
+
+    // Panels of a gated call count its columns, as in walk_gated_tiles. The rows that fill no tile come last, for all panels:
+    // a thread's tiles have one shape at a time.
+    void walk(int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
+        const int64_t left = (last_row - row) % kTileRows, whole_end = last_row - left;
+        if (row < whole_end) walk_in_tiles(kTileRows, row, whole_end, panel, last_panel);
+        if (left > 0) walk_in_tiles(int(left), whole_end, last_row, panel, last_panel);
+    }
+
+private:
+    // In tiles of so many rows.
+    void walk_in_tiles(int rows, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
+        const TileShape of_rows{rows, 64}, of_weights{kTileRows, 64};
+        const AmxTiles tiles({of_rows, of_rows, of_rows, of_rows, of_rows, of_rows, of_weights, of_weights});
+        const int64_t step = call.gated() ? 1 : 2;
+        for (; panel < last_panel; panel += step) {
+            const bool pair = call.gated() || panel + 1 < last_panel;
+            for (int64_t from = row; from < last_row;) {
+                const bool first = from == row;
+                if (last_row - from >= 2 * rows) {
+                    pair ? tile<2, 2>(rows, from, panel, first) : tile<2, 1>(rows, from, panel, first);
+                    from += 2 * rows;
+                } else {
+                    pair ? tile<1, 2>(rows, from, panel, first) : tile<1, 1>(rows, from, panel, first);
+                    from += rows;
+                }
+            }
+        }
+    }
+
+    // `T` tiles of rows and `P` panels. The first tile of rows to meet the panels asks for their lines ahead of use.
+    template <int T, int P>
+    PENSTOCK_NOINLINE void tile(int rows, int64_t row, int64_t panel, bool first) const {
+        const int64_t bytes = panel_bytes(Kind::bf16, call.inputs), whole = call.inputs / kInputs;
+        const uint8_t* weight[P];
+        for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
+        const bf16* codes[T];
+        for (int t = 0; t < T; t++) codes[t] = x + (row + t * rows) * x_stride;
+        _tile_zero(0);
+        if constexpr (P > 1) _tile_zero(1);
+        if constexpr (T > 1) _tile_zero(2);
+        if constexpr (T > 1 && P > 1) _tile_zero(3);
+        for (int64_t part = 0; part < whole; part++) {
+            const uint8_t* next_lines = take_prefetch(call, 8, codes[0]);
+            for (int line = 0; line < 8; line++) PENSTOCK_PREFETCH_FAR(next_lines + line * 64);
+            for (int p = 0; first && p < P; p++) {
+                for (int64_t line = 0; line < kTileBytes; line += 64) PENSTOCK_PREFETCH_FAR(weight[p] + line + kAhead);
+            }
+            multiply<T, P>(codes, x_stride * 2, weight);
+            for (int t = 0; t < T; t++) codes[t] += kInputs;
+            for (int p = 0; p < P; p++) weight[p] += kTileBytes;
+        }
+        if (call.inputs % kInputs) multiply_rest<T, P>(rows, codes, weight);
+        alignas(64) float sums[T * kTileRows * P * kLanes];
+        constexpr int64_t kStride = P * kLanes * sizeof(float);
+        _tile_stored(0, sums, kStride);
+        if constexpr (P > 1) _tile_stored(1, sums + kLanes, kStride);
+        if constexpr (T > 1) _tile_stored(2, sums + rows * P * kLanes, kStride);
+        if constexpr (T > 1 && P > 1) _tile_stored(3, sums + rows * P * kLanes + kLanes, kStride);
+        (P > 1 && call.gated() ? finish_gated : finish)(call, row, T * rows, panel, P, sums);
+    }
+
+    // Adds the products of 32 inputs to the sums in tiles 0 to 3, which are tiles of rows by panels. (Tiles are named in
+    // instructions: no template can choose them.)
+    template <int T, int P>
+    PENSTOCK_INLINE static void multiply(const bf16* const (&codes)[T], int64_t stride, const uint8_t* const (&weight)[P]) {
+        _tile_loadd(6, weight[0], 64);
+        _tile_loadd(4, codes[0], stride);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (T > 1) {
+            _tile_loadd(5, codes[T - 1], stride);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if constexpr (P > 1) {
+            _tile_loadd(7, weight[P - 1], 64);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (T > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+
+    // The same of fewer than 32 inputs, filled up with zeros.
+    template <int T, int P>
+    PENSTOCK_NOINLINE void multiply_rest(int rows, const bf16* const (&codes)[T], const uint8_t* const (&weight)[P]) const {
+        alignas(64) uint8_t filled_weights[P][kTileBytes] = {};
+        alignas(64) bf16 filled_codes[T][kTileRows * kInputs] = {};
+        const size_t pairs = size_t(divide_up(call.inputs % kInputs, 2));
+        const uint8_t* weights_there[P];
+        const bf16* codes_there[T];
+        for (int p = 0; p < P; p++) {
+            memcpy(filled_weights[p], weight[p], pairs * 64);
+            weights_there[p] = filled_weights[p];
+        }
+        for (int t = 0; t < T; t++) {
+            for (int r = 0; r < rows; r++) memcpy(filled_codes[t] + r * kInputs, codes[t] + r * x_stride, pairs * 4);
+            codes_there[t] = filled_codes[t];
+        }
+        asm volatile("" : : : "memory");  // see AmxTiles
+        multiply<T, P>(codes_there, kInputs * 2, weights_there);
+    }
+};
+
+#endif
+
+}  // namespace PENSTOCK_ISA_NAMESPACE
+}  // namespace penstock
