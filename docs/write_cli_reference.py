@@ -142,8 +142,8 @@ quantization: int8
 nothing else does. `PENSTOCK_CACHE` is the folder of fetched models (else
 `$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`); `PENSTOCK_API_KEY`, `PENSTOCK_ADMIN_KEY` and
 `PENSTOCK_GATEWAY_KEY` each add a key to `penstock serve`. `PENSTOCK_ISA` makes every command use the compiled kernels
-of one instruction set (`avx512_amx`, `avx512_bf16`, `avx512`, `avx2` or `portable`) instead of the best that the machine has, or with
-`torch` none of them ([what for](tuning.md#measure)).
+of one instruction set (`avx512_amx`, `avx512_bf16`, `avx512`, `avx2` or `portable`) instead of the best that the
+machine has, or with `torch` none of them ([what for](tuning.md#measure)).
 
 **Servers that run** leave a file in `servers/` of the cache directory while they listen; `penstock ps` lists them:
 

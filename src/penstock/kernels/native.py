@@ -63,8 +63,10 @@ def required() -> ModuleType:
 
 
 def isas() -> list[str]:
-    """The instruction sets that this machine can run, best first: of `avx512_amx`, `avx512_bf16`, `avx512`, `avx2`
-    and `portable`."""
+    """The instruction sets that this machine can run, best first.
+
+    Of `avx512_amx`, `avx512_bf16`, `avx512`, `avx2` and `portable`.
+    """
     return [] if module is None else module.isas()
 
 
