@@ -27,8 +27,11 @@ def random(*shape, seed=0, dtype=F32):
 
 
 def close(ours, theirs, dtype):
-    """Equal but for the order of sums and, in bfloat16, for one more rounding that the references make."""
-    tolerance = {"atol": 4e-6, "rtol": 4e-6} if dtype == F32 else {"atol": 1e-6, "rtol": 2 * torch.finfo(BF16).eps}
+    """Equal but for the order of sums and, in bfloat16, for one more rounding that the references make.
+
+    Torch's gelu is 0 on some processors where ours, and the exact one, are a millionth.
+    """
+    tolerance = {"atol": 4e-6, "rtol": 4e-6 if dtype == F32 else 2 * torch.finfo(BF16).eps}
     assert ours.dtype == theirs.dtype == dtype
     assert ours.is_contiguous()
     torch.testing.assert_close(ours, theirs, **tolerance)

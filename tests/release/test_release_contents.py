@@ -51,7 +51,7 @@ class Wheel:
 
     tag: str = "cp312-abi3-manylinux_2_28_x86_64"
     module_name: str = "penstock/_native.abi3.so"
-    module_bytes: bytes = module(ELF_X86, "portable", "avx2", "avx512", "avx512_bf16")
+    module_bytes: bytes = module(ELF_X86, "portable", "avx2", "avx512", "avx512_bf16", "avx512_amx")
     tag_line: str = ""
     metadata_version: str = "1.2.3"
     without: tuple[str, ...] = ()
