@@ -314,6 +314,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-with-avx2-moe": ("compare-avx2-moe", speed_rows),
     "speed-beside-vllm": ("compare-vllm-transformers", speed_rows),
     "speed-with-avx2-small": ("compare-avx2-smollm2", speed_rows),
+    "speed-with-amx": ("compare-amx", speed_rows),
     "one-stream": ("one-stream", one_stream_rows),
     "speed-in-short": ("compare", short_speed_rows),
     "cost": ("quality", cost_rows),
