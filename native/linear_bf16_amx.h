@@ -20,7 +20,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 struct LinearBf16 {
     static constexpr int kTileRows = 16, kRows = 2 * kTileRows;
     static constexpr int64_t kInputs = 32, kTileBytes = 1024;  // of a tile
-    static constexpr int64_t kAhead = 8192;  // bytes of each panel
+    static constexpr int64_t kAhead = 8192;                    // bytes of a panel that are asked for before they are used
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;
@@ -66,23 +66,23 @@ private:
         const int64_t bytes = panel_bytes(Kind::bf16, call.inputs), whole = call.inputs / kInputs;
         const uint8_t* weight[P];
         for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
-        const bf16* codes[T];
-        for (int t = 0; t < T; t++) codes[t] = x + (row + t * rows) * x_stride;
+        const bf16* numbers[T];
+        for (int t = 0; t < T; t++) numbers[t] = x + (row + t * rows) * x_stride;
         _tile_zero(0);
         if constexpr (P > 1) _tile_zero(1);
         if constexpr (T > 1) _tile_zero(2);
         if constexpr (T > 1 && P > 1) _tile_zero(3);
-        for (int64_t part = 0; part < whole; part++) {
-            const uint8_t* next_lines = take_prefetch(call, 8, codes[0]);
+        for (int64_t i = 0; i < whole; i++) {
+            const uint8_t* next_lines = take_prefetch(call, 8, numbers[0]);
             for (int line = 0; line < 8; line++) PENSTOCK_PREFETCH_FAR(next_lines + line * 64);
             for (int p = 0; first && p < P; p++) {
                 for (int64_t line = 0; line < kTileBytes; line += 64) PENSTOCK_PREFETCH_FAR(weight[p] + line + kAhead);
             }
-            multiply<T, P>(codes, x_stride * 2, weight);
-            for (int t = 0; t < T; t++) codes[t] += kInputs;
+            multiply<T, P>(numbers, x_stride * 2, weight);
+            for (int t = 0; t < T; t++) numbers[t] += kInputs;
             for (int p = 0; p < P; p++) weight[p] += kTileBytes;
         }
-        if (call.inputs % kInputs) multiply_rest<T, P>(rows, codes, weight);
+        if (call.inputs % kInputs) multiply_rest<T, P>(rows, numbers, weight);
         alignas(64) float sums[T * kTileRows * P * kLanes];
         constexpr int64_t kStride = P * kLanes * sizeof(float);
         _tile_stored(0, sums, kStride);
@@ -95,12 +95,12 @@ private:
     // Adds the products of 32 inputs to the sums in tiles 0 to 3, which are tiles of rows by panels. (Tiles are named in
     // instructions: no template can choose them.)
     template <int T, int P>
-    PENSTOCK_INLINE static void multiply(const bf16* const (&codes)[T], int64_t stride, const uint8_t* const (&weight)[P]) {
+    PENSTOCK_INLINE static void multiply(const bf16* const (&numbers)[T], int64_t stride, const uint8_t* const (&weight)[P]) {
         _tile_loadd(6, weight[0], 64);
-        _tile_loadd(4, codes[0], stride);
+        _tile_loadd(4, numbers[0], stride);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (T > 1) {
-            _tile_loadd(5, codes[T - 1], stride);
+            _tile_loadd(5, numbers[T - 1], stride);
             _tile_dpbf16ps(2, 5, 6);
         }
         if constexpr (P > 1) {
@@ -112,22 +112,22 @@ private:
 
     // The same of fewer than 32 inputs, filled up with zeros.
     template <int T, int P>
-    PENSTOCK_NOINLINE void multiply_rest(int rows, const bf16* const (&codes)[T], const uint8_t* const (&weight)[P]) const {
+    PENSTOCK_NOINLINE void multiply_rest(int rows, const bf16* const (&numbers)[T], const uint8_t* const (&weight)[P]) const {
         alignas(64) uint8_t filled_weights[P][kTileBytes] = {};
-        alignas(64) bf16 filled_codes[T][kTileRows * kInputs] = {};
+        alignas(64) bf16 filled_numbers[T][kTileRows * kInputs] = {};
         const size_t pairs = size_t(divide_up(call.inputs % kInputs, 2));
         const uint8_t* weights_there[P];
-        const bf16* codes_there[T];
+        const bf16* numbers_there[T];
         for (int p = 0; p < P; p++) {
             memcpy(filled_weights[p], weight[p], pairs * 64);
             weights_there[p] = filled_weights[p];
         }
         for (int t = 0; t < T; t++) {
-            for (int r = 0; r < rows; r++) memcpy(filled_codes[t] + r * kInputs, codes[t] + r * x_stride, pairs * 4);
-            codes_there[t] = filled_codes[t];
+            for (int r = 0; r < rows; r++) memcpy(filled_numbers[t] + r * kInputs, numbers[t] + r * x_stride, pairs * 4);
+            numbers_there[t] = filled_numbers[t];
         }
         asm volatile("" : : : "memory");  // see AmxTiles
-        multiply<T, P>(codes_there, kInputs * 2, weights_there);
+        multiply<T, P>(numbers_there, kInputs * 2, weights_there);
     }
 };
 
