@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import ssl
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever: kernels run on the CPU
+
+gc.disable()  # until all tests are collected: nothing goes meanwhile, and looking through it takes half of the time
 
 TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -115,6 +118,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _leave_to_deep(items)
     long = {item.path for item in items if "default_model" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """From here on memory is collected again, but for the tests themselves and what they import, which stay."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ Names concrete classes of several rooms, as `app`, `building` and `loading` do.
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import socket
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from penstock.contract.memory import RunnerFacts
 from penstock.contract.model import ModelFacts
 from penstock.contract.ports import Profiler
+from penstock.imports import lasting_imports
 from penstock.remote import Build, ClosableRunner, Connection, serve_orders
 from penstock.remote.messages import Load, Order
 from penstock.thread_turns import take_short_turns
@@ -37,10 +37,9 @@ def _prepare() -> tuple[Build, Profiler]:
     No import may start a thread, because a zygote forks afterwards.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy has it, but nothing here multiplies with it
-    import penstock.building  # noqa: F401 - `_build` imports from it when called
-    from penstock.exec.profiler import TorchProfiler
-
-    gc.freeze()  # imports live as long as the process, so collections need not scan them
+    with lasting_imports():
+        import penstock.building  # noqa: F401 - `_build` imports from it when called
+        from penstock.exec.profiler import TorchProfiler
     return _build, TorchProfiler()
 
 

@@ -33,13 +33,13 @@ def penstock(*arguments: str, stdin: str = "", isa: str = "") -> subprocess.Comp
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "120")
         patch.setenv("PENSTOCK_ISA", isa)
+        patch.setattr(gc, "freeze", lambda: None)  # a command's imports last as long as its process, not as this one
         patch.setattr(sys, "argv", ["penstock", *arguments])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, stream in streams.items():
             patch.setattr(sys, name, stream)
         with pytest.raises(SystemExit) as end:
             main()
-    gc.unfreeze()  # a command freezes what it imported
     out, err = (stream.buffer.getvalue().decode() for stream in streams.values())
     return subprocess.CompletedProcess(arguments, end.value.code, out, err)
 

@@ -208,6 +208,7 @@ def paged_logits(model, dtype: torch.dtype, chunks: tuple[int, ...] = (40,)) -> 
 
 
 @compiled
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(("family", "variant"), cases([each for each in DIVISIBLE if each not in LATENT]))
 def test_calls_between_sums_have_the_bits_of_every_schedule(family, variant, dtype, fmt):

@@ -17,10 +17,10 @@ from penstock.bench.machine import load_average, provenance
 from penstock.cli import bench_kernels, bench_quality, bench_serve, bench_speculate
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.imports import lasting_imports
 from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
+from penstock.imports import lasting_imports
 
 __all__ = ["LEFT_OUT", "LIMITS", "REPEATS", "STREAMS", "command", "measured_limits"]
 

@@ -13,10 +13,10 @@ from penstock.bench.speculation import TaskRun, run_both, speculation_table, sum
 from penstock.bench.speculation_tasks import TASKS
 from penstock.cli.bench_report import json_only, json_option, report
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.imports import lasting_imports
 from penstock.cli.options import ADAPTER_OPTIONS, NOT_OFFLINE, build_configs, config_options, library_options
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
+from penstock.imports import lasting_imports
 
 __all__ = ["command"]
 

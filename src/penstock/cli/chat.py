@@ -15,13 +15,13 @@ from penstock.cli.chat_partner import EnginePartner, Partner
 from penstock.cli.chat_screen import Screen, open_screen
 from penstock.cli.chat_session import NOT_IN_CHAT, SETTABLE, Conversation, ReplyMeter
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
 from penstock.cli.sampling_options import sampling_options, sampling_params
 from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, PenstockError
+from penstock.imports import lasting_imports
 from penstock.sampling import PARAMETERS, Parameter
 
 __all__ = ["Chat", "command"]

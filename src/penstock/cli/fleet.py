@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import click
 
-from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
@@ -16,6 +15,7 @@ from penstock.cli.sections import SectionedCommand
 from penstock.contract.config import EngineConfig
 from penstock.contract.fleet_config import FleetConfig
 from penstock.contract.server_config import ServerConfig
+from penstock.imports import lasting_imports
 
 __all__ = ["command"]
 

@@ -11,7 +11,6 @@ import click
 from tqdm import tqdm
 
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options, library_options, only_adapter
 from penstock.cli.prompt_jobs import READ_AHEAD, Job, one_prompt, prompt_options, read_jobs
 from penstock.cli.sampling_options import given_sampling, sampling_options, sampling_params
@@ -20,6 +19,7 @@ from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError, RequestError
 from penstock.contract.request import Prompt
+from penstock.imports import lasting_imports
 from penstock.sampling import SamplingParams
 
 if TYPE_CHECKING:

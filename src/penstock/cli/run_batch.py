@@ -12,11 +12,11 @@ import click
 from tqdm import tqdm
 
 from penstock.cli.fallback import tell_torch_computes
-from penstock.cli.imports import lasting_imports
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable
 from penstock.contract.config import EngineConfig
+from penstock.imports import lasting_imports
 
 __all__ = ["command"]
 

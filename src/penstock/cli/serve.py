@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 
 from penstock.cli.hosted_models import choose_models
-from penstock.cli.imports import lasting_imports
 from penstock.cli.interrupts import interrupts_taken
 from penstock.cli.options import build_configs, config_options
 from penstock.cli.running_servers import listed
@@ -19,6 +18,7 @@ from penstock.cli.sections import SectionedCommand, complete_model
 from penstock.contract.config import EngineConfig
 from penstock.contract.hosting import HostedModel, ModelChoice
 from penstock.contract.server_config import HostingConfig, ServerConfig
+from penstock.imports import lasting_imports
 
 __all__ = ["command"]
 

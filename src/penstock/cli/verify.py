@@ -13,13 +13,13 @@ import click
 from tqdm import tqdm
 
 from penstock.bench.machine import load_average, provenance
-from penstock.cli.imports import lasting_imports
 from penstock.cli.options import NOT_OFFLINE, build_configs, config_options
 from penstock.cli.sections import SectionedCommand
 from penstock.cli.targets import writable, write_text
 from penstock.cli.verify_certificate import CERTIFIED_OPTIONS, verify_certificates
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
+from penstock.imports import lasting_imports
 
 if TYPE_CHECKING:
     from penstock.verify import Report

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from penstock.certificates import BadCertificate, Certificate, contract_differences, read
-from penstock.cli.imports import lasting_imports
 from penstock.contract.answer_contract import ARITHMETIC
 from penstock.contract.config import EngineConfig
 from penstock.contract.errors import ConfigError
+from penstock.imports import lasting_imports
 
 __all__ = ["CERTIFIED_OPTIONS", "UNDECIDED", "verify_certificates"]
 

@@ -1,0 +1,28 @@
+"""Long imports: nothing is collected meanwhile, and what they made is left alone afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from penstock.imports import lasting_imports
+
+
+def test_nothing_is_collected_inside_and_what_was_made_is_never_looked_through():
+    made, before = [], gc.get_freeze_count()
+    gc.collect()  # what is garbage would be kept as well
+    with lasting_imports():
+        assert not gc.isenabled()
+        made.append([made])
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    assert not any(each is made for each in gc.get_objects())
+
+
+def test_a_failed_import_leaves_the_collector_as_it_was():
+    before = gc.get_freeze_count()
+    with pytest.raises(ImportError), lasting_imports():
+        import penstock.no_such_module  # noqa: F401
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= before
