@@ -327,6 +327,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "on-cuda": ("cuda", on_cuda_rows),
     "on-cuda-h100": ("cuda-h100", on_cuda_rows),
     "guesses": ("speculate", guess_rows),
+    "guesses-with-amx": ("speculate-amx", guess_rows),
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
 }
