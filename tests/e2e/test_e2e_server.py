@@ -105,10 +105,11 @@ async def test_sixteen_clients_at_once_share_batches_and_each_is_right(served):
         {
             "model": DEFAULT_MODEL,
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": 16,
+            "max_tokens": 32,
             "temperature": 0.0 if index % 2 else 0.8,
             "seed": index,
             "n": 1 + index % 3 // 2,
+            "extra_body": {"ignore_eos": True},  # long enough for the last one to come before the first one has ended
         }
         for index, question in enumerate(questions)
     ]

@@ -89,6 +89,7 @@ def test_a_slow_replica_gets_less_from_a_router_that_looks():
     assert simulate(fleet, talks, RIVALS["ours"]).served[0] < simulate(fleet, talks, RIVALS["ours"]).served[1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", routers.DAY_ROUTERS)
 def test_the_cost_of_a_day_grows_with_its_requests_and_not_faster(name):
     costs = []

@@ -140,6 +140,7 @@ def test_attention_of_odd_widths_and_of_half_precision_is_that_of_the_reference(
     assert_like(attend(given, SPECS[0], dtype=HALF), expected, torch.bfloat16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_segments_shared_out_have_the_bits_of_one_program(spec, monkeypatch):
     given, made = step(list(range(6)), 16, 16), []
@@ -162,6 +163,7 @@ def test_a_query_has_the_same_bits_in_a_prompt_and_alone(spec):
         assert torch.equal(attend(alone, spec)[0], whole[at])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("width", [64, 80, 256])
 def test_small_tiles_have_the_bits_of_large_ones(dtype, width):
