@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from penstock.contract.errors import ModelFileError
 from penstock.weights.source import is_decent_name, open_binary
@@ -85,6 +85,7 @@ GGML_TYPE_NAMES: Mapping[int, str] = {
 
 _MAX_ITEMS = 1 << 23  # keys, array items and tensors of one header in total; a large vocabulary has fewer than 2^20
 _MAX_STRING = 1 << 24
+_LENGTH = struct.Struct("<Q")  # of a string, in front of it
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -145,13 +146,17 @@ class _Cursor:
         return ModelFileError(str(self._path), self.where, message)
 
     def take(self, count: int) -> bytes:
-        if count > self.left:
-            raise self.fail(f"needs {count} bytes where the file has {self.left} left")
-        data = self._stream.read(count)
-        if len(data) != count:
-            raise self.fail("the file became shorter while it was read")
+        data = self._stream.read(count) if count <= self.left else b""
+        if len(data) < count:
+            self._lacks(count, self.left)
         self.left -= count
         return data
+
+    def _lacks(self, count: int, left: int) -> NoReturn:
+        """Fewer than `count` bytes could be read of the `left` ones."""
+        if count > left:
+            raise self.fail(f"needs {count} bytes where the file has {left} left")
+        raise self.fail("the file became shorter while it was read")
 
     def number(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
@@ -165,13 +170,29 @@ class _Cursor:
         return count
 
     def string(self) -> str:
-        length = self.number("Q")
-        if length > _MAX_STRING:
-            raise self.fail(f"a string of {length} bytes is above the limit of {_MAX_STRING}")
-        try:
-            return self.take(length).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise self.fail(f"is not UTF-8: {error.reason}") from error
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> tuple[str, ...]:
+        """Read so many strings. A vocabulary has a hundred thousand or more: one loop, with few calls in it."""
+        read, length_of, left, texts = self._stream.read, _LENGTH.unpack, self.left, []
+        for _ in range(count):
+            head = read(_LENGTH.size) if left >= _LENGTH.size else b""
+            if len(head) < _LENGTH.size:
+                self._lacks(_LENGTH.size, left)
+            (length,) = length_of(head)
+            left -= _LENGTH.size
+            if length > _MAX_STRING:
+                raise self.fail(f"a string of {length} bytes is above the limit of {_MAX_STRING}")
+            data = read(length) if length <= left else b""
+            if len(data) < length:
+                self._lacks(length, left)
+            left -= length
+            try:
+                texts.append(data.decode())
+            except UnicodeDecodeError as error:
+                raise self.fail(f"is not UTF-8: {error.reason}") from error
+        self.left = left
+        return tuple(texts)
 
     def name(self) -> str:
         name = self.string()
@@ -192,7 +213,7 @@ class _Cursor:
     def array(self) -> tuple[Any, ...]:
         kind = self.number("I")
         if kind == _STRING:
-            return tuple([self.string() for _ in range(self.count(8))])
+            return self.strings(self.count(_LENGTH.size))
         if kind not in _SCALARS:
             raise self.fail(f"array of unknown or nested type {kind}")
         code = _SCALARS[kind]
