@@ -12,6 +12,7 @@ from penstock.kernels import native
 BORROWED = "avx512_amx"
 """An instruction set whose kernels are those of `avx512_bf16`, function by function, but for products of bfloat16."""
 PRODUCTS = ("test_kernels_packed_linear", "test_kernels_experts")
+"""Files whose tests multiply bfloat16 even where a case names no form of weights."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest drops what `-m "not deep"` leaves out
