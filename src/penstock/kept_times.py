@@ -33,6 +33,10 @@ _MOST_FILES = 64
 """Files in the folder; the eldest make way for new ones."""
 
 
+_PARTS = 2
+"""Goes up with every change of the parts of which times are known: earlier files are ignored."""
+
+
 class KeptTimes:
     """The file of one machine and model. Owned by an assembly.
 
@@ -42,7 +46,7 @@ class KeptTimes:
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self._about = {"penstock": __version__, **about}
+        self._about = {"penstock": __version__, "parts": _PARTS, **about}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         self.path = folder / f"{digest[:32]}.json"
         self._written = -1  # steps that what was written last was learned from

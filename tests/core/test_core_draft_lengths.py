@@ -12,28 +12,39 @@ from core_harness import Harness, config, request
 from penstock.contract.plan import Draft
 from penstock.core.draft_chances import DraftChances, Judgements, judge
 from penstock.core.draft_lengths import draft_lengths
-from penstock.core.step_time import StepTimes
+from penstock.core.step_time import DraftPrice, StepTimes
 from penstock.sim import golden
 
 
-def rate(counts, offers, rows, seconds, price) -> float:
+def rate(counts, offers, rows, seconds, price, some=0.0) -> float:
     brought = rows + sum(
         math.prod(offer[:n]) for offer, count in zip(offers, counts, strict=True) for n in range(1, count + 1)
     )
-    return brought / (seconds + price * sum(counts))
+    return brought / (seconds + price * sum(counts) + (some if any(counts) else 0.0))
 
 
-def test_no_other_choice_brings_more_tokens_a_second():
+@pytest.mark.parametrize("most", [0.0, 0.02], ids=["by position", "and for having any"])
+def test_no_other_choice_brings_more_tokens_a_second(most):
     rng = random.Random(5)
     for _ in range(300):
         offers = [[rng.uniform(0.05, 0.98) for _ in range(rng.randint(1, 3))] for _ in range(3)]
-        seconds, price = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05)
-        chosen = draft_lengths(offers, 3, seconds, price, 100)
+        seconds, price, some = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05), rng.uniform(0.0, most)
+        chosen = draft_lengths(offers, 3, seconds, price, 100, some=some)
         best = max(
-            rate(counts, offers, 3, seconds, price)
+            rate(counts, offers, 3, seconds, price, some)
             for counts in itertools.product(*(range(len(offer) + 1) for offer in offers))
         )
-        assert rate(chosen, offers, 3, seconds, price) == pytest.approx(best)
+        assert rate(chosen, offers, 3, seconds, price, some) == pytest.approx(best)
+
+
+def test_what_having_drafts_costs_is_paid_by_all_that_they_save_together():
+    """One likely token of eight rows saves less than a step with any drafts costs; two of each row save more."""
+    times = {"rows": 8, "seconds": 0.012, "price": 0.0006, "budget": 100}
+    assert draft_lengths([[0.9] * 2], **times) == [2]
+    assert draft_lengths([[0.9] * 2], **times, some=0.002) == [0]
+    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.002) == [2] * 8
+    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.002, row_price=0.0005, common=0.0) == [2] * 8
+    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.005, row_price=0.0005, common=0.0) == [0] * 8
 
 
 def test_where_nothing_is_known_of_time_every_draft_is_taken():
@@ -114,7 +125,7 @@ def test_wrong_guesses_are_soon_not_computed_and_right_ones_are_again(monkeypatc
     guessing = Guessing()
     harness = Harness(config(weigh_drafts=True, max_model_len=256, num_blocks=128, max_num_batched_tokens=64), guessing)
     monkeypatch.setattr(StepTimes, "of", lambda *_: 0.01)
-    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: 0.002)
+    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: DraftPrice(0.0, 0.002))
     harness.submit(request("a", max_tokens=200))
     widths = [drafts_of_a_step(harness) for _ in range(30)]
     assert max(widths) > 0
@@ -131,7 +142,7 @@ def test_the_target_of_steps_bounds_drafts(monkeypatch, target, most):
     guessing.right = True
     sizes = {"max_model_len": 256, "num_blocks": 128, "max_num_batched_tokens": 64}
     monkeypatch.setattr(StepTimes, "of", lambda *_: 0.01)
-    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: 0.002)
+    monkeypatch.setattr(StepTimes, "draft_price", lambda *_: DraftPrice(0.0, 0.002))
     for bound, expected in ((0, 4), (target, most)):
         harness = Harness(config(weigh_drafts=True, step_target_ms=bound, **sizes), guessing)
         harness.submit(request("a", max_tokens=100))

@@ -10,6 +10,7 @@ from penstock.contract.events import DraftsJudged
 from penstock.contract.plan import Draft, RowResult, SampledToken, StepResult
 from penstock.core.replaying import replay
 from penstock.core.scheduler import Scheduler
+from penstock.core.step_time import DraftPrice
 from penstock.core.trace import encode_header, encode_plan, encode_result, encode_submit
 
 
@@ -87,7 +88,7 @@ def test_each_guess_has_a_chance_of_its_own(monkeypatch):
     plan = scheduler.plan()
     scheduler.commit(plan, result(plan, 5))
     monkeypatch.setattr("penstock.core.step_time.StepTimes.of", lambda *_: 0.01)
-    monkeypatch.setattr("penstock.core.step_time.StepTimes.draft_price", lambda *_: 0.003)
+    monkeypatch.setattr("penstock.core.step_time.StepTimes.draft_price", lambda *_: DraftPrice(0.0, 0.003))
     plan = scheduler.plan((Draft("a", (7, 8), "grammar"), Draft("a", (9, 4), "suffix", 2)))
     assert plan.rows[0].drafts == (7, 8)
 

@@ -19,11 +19,12 @@ from penstock.core.trace import TraceReader
 from penstock.kept_times import KeptTimes
 
 ONE = KnownParts((0.25,), (0.5,), learned=7)
+TWO = KnownParts((0.001, 0.0005), (0.002, 0.001), learned=9)
 TIMES = KnownTimes(
     KnownParts((0.01, 2e-4, 0.001, 1e-7, 0.002, 1e-8), (0.001, 1e-4, 1e-4, 1e-8, 2e-4, 1e-9), learned=500),
     chunks=True,
     guessing=KnownParts((0.002, 0.0001), (0.1, 0.1), learned=3),
-    drafts=((1, ONE), (3, ONE)),
+    drafts=((1, TWO), (3, TWO)),
     reading=ONE,
 )
 ABOUT = {"model": "abc", "threads": 2}

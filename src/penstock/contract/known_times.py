@@ -60,7 +60,7 @@ class KnownTimes:
         steps: the parts of a step.
         chunks: whether any step with a part of a prompt was measured.
         guessing: a draft model's parts; None if nothing is known of it.
-        drafts: a drafted position's price, by the number of rows in powers of two.
+        drafts: the price of having drafts and that of each position, by the number of rows in powers of two.
         reading: a position that is read from the store of KV blocks; None if none was.
     """
 

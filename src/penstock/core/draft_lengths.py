@@ -1,8 +1,8 @@
 """How many guessed tokens a step computes: as many as increase its tokens per second.
 
-A drafted position costs time, and yields a token with the probability that it and all drafts before it are right. Times
-come from `core.step_time`, probabilities from `core.draft_chances`. Both follow from inputs of the scheduler, so the
-replay of a recorded run decides the same.
+A drafted position costs time, having any costs some more, and a position yields a token with the probability that it
+and all drafts before it are right. Times come from `core.step_time`, probabilities from `core.draft_chances`. Both
+follow from inputs of the scheduler, so the replay of a recorded run decides the same.
 
 A right token saves one row of a later step. It also saves that row's share of the step's fixed cost, the time that a
 step takes however many rows it has, but only if all rows get ahead alike, or if somebody waits to take the place of one
@@ -37,18 +37,21 @@ def draft_lengths(
     budget: int,
     target: float = inf,
     *,
+    some: float = 0.0,
     row_price: float = 0.0,
     common: float = inf,
 ) -> list[int]:
     """How many tokens of each offer are worth their time, the likeliest first.
 
-    If every draft costs the same, the best set holds all drafts that yield more per second than the step as a whole.
+    If every draft costs the same, the best set holds all drafts that yield more per second than the step as a whole, or
+    it is empty: where all that they save is less than what having any costs.
 
     Args:
         offers: one for each row that has a guess.
         rows: all rows that draw a token, with and without offers.
         seconds: time of the step without drafts; 0.0 if unknown.
         price: seconds that one more drafted position takes.
+        some: seconds that a step with any drafts takes beside these.
         budget: most drafts in all.
         target: seconds that a step with drafts may take, since readers of streams see the pause.
         row_price: seconds that a row takes, without its share of the step's fixed cost.
@@ -57,7 +60,7 @@ def draft_lengths(
     counts, ahead = [0] * len(offers), [0.0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
-    brought, taken = float(rows), seconds
+    brought, taken, gain = float(rows), seconds + some, 0.0
     longest = min(target, seconds * (1 + DELAY) if len(likeliest) < rows else inf)
     while likeliest and budget > 0:
         chance, index = -likeliest[0][0], likeliest[0][1]
@@ -66,8 +69,10 @@ def draft_lengths(
             break
         heappop(likeliest)
         leads = ahead[index] + chance > common
-        if leads and chance * (row_price + AHEAD * max(0.0, value - row_price)) < price:
+        if leads and chance * _in_the_lead(value, row_price) < price:
             continue
+        without = seconds / rows  # what a token takes if nothing is drafted
+        gain += chance * (_in_the_lead(without, row_price) if leads else without) - price
         counts[index] += 1
         budget -= 1
         brought += chance
@@ -75,4 +80,9 @@ def draft_lengths(
         ahead[index] += chance
         if counts[index] < len(offers[index]):
             heappush(likeliest, (-chance * offers[index][counts[index]], index))
-    return counts
+    return counts if gain >= some else [0] * len(offers)
+
+
+def _in_the_lead(value: float, row_price: float) -> float:
+    """Seconds that a right token saves whose row gets ahead of others, where a token of all takes `value`."""
+    return row_price + AHEAD * max(0.0, value - row_price)

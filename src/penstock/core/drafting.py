@@ -20,7 +20,7 @@ from penstock.core.draft_lengths import Offer, draft_lengths
 from penstock.core.guessing import Guessing
 from penstock.core.sequence import Seq
 from penstock.core.spare_states import SpareStates
-from penstock.core.step_time import StepTimes
+from penstock.core.step_time import DraftPrice, StepTimes
 from penstock.core.steps import PlanBuilder
 
 __all__ = ["Drafting"]
@@ -180,7 +180,7 @@ class Drafting:
         """Add what was `found` (row number, tokens) to the rows, as far as it is worth its time."""
         starts = [row.start for row in builder.rows if row.sample and row.count == 1]
         drawing = [row.sample for row in builder.rows].count(True)
-        seconds = price = row_price = 0.0
+        seconds, price, row_price = 0.0, DraftPrice(), 0.0
         if self._config.weigh_drafts:
             seconds, price = self._times.of(self._times.decoding(starts)), self._times.draft_price(starts)
             row_price = self._times.row_price(starts)
@@ -188,7 +188,17 @@ class Drafting:
         if self._spares is not None:
             budget = min(budget, self._spares.available)
         target = self._config.step_seconds
-        counts = draft_lengths(offers, drawing, seconds, price, budget, target, row_price=row_price, common=common)
+        counts = draft_lengths(
+            offers,
+            drawing,
+            seconds,
+            price.each,
+            budget,
+            target,
+            some=price.some,
+            row_price=row_price,
+            common=common,
+        )
         for (index, tokens), wanted in zip(found, counts, strict=True):
             self._add_to_row(builder, index, tokens[:wanted], spare)
 

@@ -163,11 +163,11 @@ class Guessing:
         brought, taken = float(len(drawing)), seconds
         going = sorted(range(len(found)), key=lambda place: (-found[place].chance, place))
         for length in range(1, _MOST + 1):
-            joining, gain, cost = [], 0.0, each_pass
+            joining, gain, cost = [], 0.0, each_pass + (price.some if length == 1 else 0.0)
             for place in going:
                 one = found[place]
                 chance = one.chance**length
-                took = price + each * (one.share if length == 1 else 1.0)
+                took = price.each + each * (one.share if length == 1 else 1.0)
                 if length <= one.most and chance * (taken + cost) >= (brought + gain) * took:
                     joining.append(place)
                     gain, cost = gain + chance, cost + took

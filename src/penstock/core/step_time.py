@@ -6,10 +6,11 @@ one for each position of a chunk and one for each pair of positions that attenti
 from every step (`core.part_times`). What is known before the first step
 (`contract.known_times`) comes from an earlier process or from the program's cost; it need not be right.
 
-A drafted position has a price of its own, learned from decoding steps with drafts. The price depends on the number of
-rows, because the products of a few rows cost little more than those of one. Such steps also correct what the rest of
-them takes: where every step has drafts, nothing else would. The time of a draft model is learned separately: for each
-pass through it, and for each position that it computes; so is that of reading stored positions.
+Drafts have a price of their own, learned from decoding steps with drafts: for having any, since one position more than
+there are rows may begin another tile of every product, and for each position. It depends on the number of rows, because
+the products of a few rows cost little more than those of one. Where every step has drafts, they also correct what the
+rest of them takes: nothing else would. The time of a draft model is learned separately: for each pass through it, and
+for each position that it computes; so is that of reading stored positions.
 
 No clock and no randomness: the same steps and seconds give the same numbers on every machine. Knows plans, but neither
 sequences nor what anybody wants of a step.
@@ -23,13 +24,21 @@ from penstock.contract.known_times import KnownTimes
 from penstock.contract.plan import GuessWork, Row, StepPlan
 from penstock.core.part_times import PartTimes
 
-__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "StepTimes", "chunk_of", "row_decodes"]
+__all__ = ["FEW", "Amounts", "Chunks", "Decoding", "DraftPrice", "StepTimes", "chunk_of", "row_decodes"]
 
 FEW = 4
 """Rows that a processor computes in little more time than one: it waits for the weights of all of them anyway."""
 
 _FORGETTING = 1 / 32
-"""The share by which what is known of a draft's price becomes less in a step without drafts."""
+_UNDRAFTED = 32
+"""After `_UNDRAFTED` steps without drafts in a row, what is known of their price becomes less by this share in each."""
+
+_ONLY_DRAFTED = 4
+"""After so many steps with drafts in a row, more of them correct what the rest of a step takes. Where there are steps
+without, only these do: else the rest would seem to take what having drafts costs."""
+
+_MOST_FOR_ANY = 4
+"""Having drafts costs as much as so many positions of a prompt at most, however slow a few steps were."""
 
 
 class Decoding(NamedTuple):
@@ -73,7 +82,23 @@ class Amounts(NamedTuple):
     starts: list[int]
     decoding: Decoding
     chunks: Chunks
-    drafts: float
+    drafts: int
+
+
+class DraftPrice(NamedTuple):
+    """What drafts take in a step.
+
+    Attributes:
+        some: seconds for having any.
+        each: seconds of each drafted position.
+    """
+
+    some: float = 0.0
+    each: float = 0.0
+
+    def of(self, count: int) -> float:
+        """Seconds of so many drafted positions."""
+        return self.some + count * self.each if count else 0.0
 
 
 _STEP = (*Decoding(1.0, 16.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
@@ -81,6 +106,9 @@ _STEP = (*Decoding(1.0, 16.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
 
 _GUESSING = (1.0, 8.0)
 """The same for a draft model's passes and positions."""
+
+_DRAFTS = (1.0, 2.0)
+"""The same for having drafts, and for each drafted position."""
 
 _ONE = (1.0,)
 """The same where there is one part."""
@@ -116,7 +144,17 @@ class StepTimes:
             if nothing was known.
     """
 
-    __slots__ = ("_drafts", "_guessing", "_reading", "_steps", "error", "foreseen", "knows_chunks", "window")
+    __slots__ = (
+        "_drafts",
+        "_guessing",
+        "_in_a_row",
+        "_reading",
+        "_steps",
+        "error",
+        "foreseen",
+        "knows_chunks",
+        "window",
+    )
 
     def __init__(self, window: int | None = None, known: KnownTimes | None = None) -> None:
         self.window = window
@@ -126,8 +164,9 @@ class StepTimes:
         self._steps = PartTimes(_STEP, None if known is None else known.steps)
         self._guessing = PartTimes(_GUESSING, None if known is None else known.guessing)
         self._reading = PartTimes(_ONE, None if known is None else known.reading)
+        self._in_a_row = 0  # steps with drafts since the last one without; or minus the steps since the last one with
         drafts = () if known is None else known.drafts
-        self._drafts = {rows: PartTimes(_ONE, parts) for rows, parts in drafts}
+        self._drafts = {rows: PartTimes(_DRAFTS, parts) for rows, parts in drafts}
 
     @property
     def known(self) -> KnownTimes | None:
@@ -175,12 +214,13 @@ class StepTimes:
         return self._steps.of((*step.decoding, *step.chunks)) + self._of_drafts(step)
 
     def _of_drafts(self, step: Amounts) -> float:
-        return step.drafts * self.draft_price(step.starts) if step.drafts else 0.0
+        return self.draft_price(step.starts).of(step.drafts) if step.drafts else 0.0
 
     def amounts(self, plan: StepPlan) -> Amounts:
         """What a plan computes."""
         starts: list[int] = []
-        positions = pairs = drafts = 0.0
+        positions = pairs = 0.0
+        drafts = 0
         for row in plan.rows:
             drafts += len(row.drafts)
             if row_decodes(row):
@@ -196,20 +236,22 @@ class StepTimes:
         few = min(FEW, len(starts))
         return Decoding(1.0, few, len(starts) - few, sum(seen))
 
-    def draft_price(self, starts: list[int]) -> float:
-        """Seconds that a drafted position takes in a step with rows that decode at `starts`; 0.0 if nothing is known.
+    def draft_price(self, starts: list[int]) -> DraftPrice:
+        """What drafts take in a step with rows that decode at `starts`; 0.0 while nothing is known.
 
-        Never more than twice what one of a prompt takes, so that a few slow steps do not end drafting for good; nor
-        less than an eighth, so that a few quick ones do not make it free.
+        A position never takes more than twice what one of a prompt does, so that a few slow steps do not end drafting
+        for good; nor less than an eighth, so that a few quick ones do not make it free.
         """
         if not starts:
-            return 0.0
+            return DraftPrice()
         of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
         learned = self._drafts.get(len(starts).bit_length())
         if learned is None:
-            return of_prompt
-        price = learned.of((1.0,))
-        return min(max(price, of_prompt / 8), 2 * of_prompt) if of_prompt > 0 else price
+            return DraftPrice(0.0, of_prompt)
+        some, each = learned.of((1.0, 0.0)), learned.of((0.0, 1.0))
+        if of_prompt <= 0:
+            return DraftPrice(some, each)
+        return DraftPrice(min(some, _MOST_FOR_ANY * of_prompt), min(max(each, of_prompt / 8), 2 * of_prompt))
 
     def row_price(self, starts: list[int]) -> float:
         """Seconds that a row takes in a step with rows that decode at `starts`; 0.0 if nothing is known."""
@@ -227,24 +269,27 @@ class StepTimes:
             return
         if expected > 0.0:
             self.error = abs(expected - seconds) / seconds
+        self._in_a_row = max(0, self._in_a_row) + 1 if step.drafts else min(0, self._in_a_row) - 1
         if not step.chunks.positions:
             self._learn_price(step.starts, step.drafts, seconds, self.of(step.decoding))
         self.knows_chunks = self.knows_chunks or step.chunks.positions > 0
-        self._steps.learn((*step.decoding, *step.chunks), seconds, self._of_drafts(step))
+        if not 0 < self._in_a_row <= _ONLY_DRAFTED:
+            self._steps.learn((*step.decoding, *step.chunks), seconds, self._of_drafts(step))
 
-    def _learn_price(self, starts: list[int], drafts: float, seconds: float, of_rows: float) -> None:
+    def _learn_price(self, starts: list[int], drafts: int, seconds: float, of_rows: float) -> None:
         """A decoding step took this long, of which its rows are expected to take `of_rows`.
 
-        While drafts are too expensive to be computed nothing is seen of them, and their price falls to that of a
+        While drafts are too expensive to be computed nothing is seen of them, and the price of one falls to that of a
         position of a prompt again.
         """
         rows = len(starts).bit_length()
         if drafts:
-            self._drafts.setdefault(rows, PartTimes(_ONE)).learn((drafts,), seconds, of_rows)
-        elif rows in self._drafts:
+            self._drafts.setdefault(rows, PartTimes(_DRAFTS)).learn((1.0, float(drafts)), seconds, of_rows)
+        elif rows in self._drafts and self._in_a_row < -_UNDRAFTED:
+            learned = self._drafts[rows]
             of_prompt = self.of(chunk_of(sum(starts) // len(starts), 1, self.window))
-            if 0 < of_prompt < self._drafts[rows].of((1.0,)):
-                self._drafts[rows].forget((of_prompt,), _FORGETTING)
+            if 0 < of_prompt < learned.of((1.0, 1.0)):
+                learned.forget((0.0, min(of_prompt, learned.of((0.0, 1.0)))), _FORGETTING)
 
 
 def row_decodes(row: Row) -> bool:

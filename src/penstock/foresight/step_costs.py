@@ -136,7 +136,7 @@ class CostDraws:
         further = costs.times.of(costs.times.decoding([start + 1 for start in starts])) - first
         if not costs.scatter and not costs.rests:
             return [began + step * first + step * (step - 1) / 2 * further for step in range(steps + 1)]
-        shape = _shape(Amounts(starts, decoding, Chunks(), 0.0))
+        shape = _shape(Amounts(starts, decoding, Chunks(), 0))
         scatter = costs.scatter.near(shape) if costs.scatter else [1.0]
         rests = costs.rests.near(shape) if costs.rests else [Rest(0.0, 0.0)]
         for step in range(steps):

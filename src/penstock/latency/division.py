@@ -86,7 +86,7 @@ def _weights(plan: StepPlan, chunks: list[Row], decoding: int, times: StepTimes)
         starts, drafts = [row.start for row in rows], sum([len(row.drafts) for row in rows])
         weights[_DECODING] = times.of(times.decoding(starts))
         if drafts:
-            weights[_DECODING] += drafts * times.draft_price(starts)
+            weights[_DECODING] += times.draft_price(starts).of(drafts)
         if min(weights.values()) > 0.0:
             return weights
         weights[_DECODING] = float(decoding + drafts)
