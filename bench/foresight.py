@@ -1,7 +1,7 @@
 """Measures a server and simulates the same days: how far predicted latencies are from those that clients saw.
 
     python bench/foresight.py days --json bench/results/FILE.json
-    python bench/foresight.py limit --slo ttft=1s,itl=100ms --json bench/results/FILE.json
+    python bench/foresight.py limit --slo ttft=1s,itl=100ms --json bench/results/FILE.json -- --step-target-ms 50
 
 `days`: for each of three workloads a server of its own (`penstock serve --record`) first gets requests of it, from 1 to
 32 at once, for `--learn` seconds or a little longer: from these come all that the simulation knows of steps and of the
@@ -12,7 +12,10 @@ clients measured, by the median and the 99th percentile of the time to the first
 A third column is simulated with the steps of the test itself and the machine's pace at each time: it says how much of
 an error is that the machine changed its pace between learning and test.
 
-`limit`: `penstock plan` advises a rate of conversations that keeps the goals; a server gets that, and 1.2 times that.
+`limit`: `penstock plan` advises a rate that keeps the goals, for a day of conversations that is the same in all its
+simulations. A server gets that very day at this rate and at 1.2 times it, in turns and with other tokens each time, so
+that a machine which changes its pace does so for both. A rate is held if the median of its turns is within each goal.
+Options of the server follow `--`.
 
 Nobody guesses coming tokens (`--no-speculate`): random prompts have no continuation to be guessed.
 """
@@ -21,11 +24,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +41,13 @@ from penstock.bench.machine import load_average, provenance
 from penstock.bench.serving import Outcome
 from penstock.bench.workload import Call
 from penstock.cli import run as run_command
+from penstock.foresight.arrivals import Arrival
 from penstock.foresight.calibration import Driven, Way, calibrate, drive_recorded, recorded_server, way_of
 from penstock.foresight.engine import SimulatedEngine, run, simulated_config
 from penstock.foresight.files import read_lines
-from penstock.foresight.planning import Machine, Question, find_limit, parse_slo
+from penstock.foresight.planning import Goals, Machine, Question, find_limit, parse_slo
 from penstock.foresight.recorded import RecordedRun, read_record
 from penstock.foresight.workloads import DRAWN, Drawn
-from penstock.weights.locate import default_cache_dir
 
 __all__ = ["command"]
 
@@ -53,15 +57,26 @@ DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
 _OPTIONS = ("--no-speculate",)
 _STREAMS = (1, 2, 4, 8, 16, 32)
 _SEEDS = 3
+_DAYS = 5
+"""Seeds of the simulated days of a limit."""
+
+_FACTORS = (1.0, 1.2)
+"""Multiples of the advised rate that are tried."""
+
 _QUANTILES = (50, 99)
 _VOCAB = 10_000
 _PREFIXES = 1 << 40
 
 
 def calls_of(drawn: Drawn, rate: float, count: int, seed: int) -> list[Call]:
-    """The calls of a drawn workload: made-up tokens become ids below `_VOCAB`, the same for the same."""
+    """The calls of a workload that is drawn with this seed, which also chooses the tokens."""
+    return _calls(drawn.draw("", rate, count, seed).arrivals(1 << 20), seed)
+
+
+def _calls(arrivals: Iterable[Arrival], seed: int) -> list[Call]:
+    """Made-up tokens become ids below `_VOCAB`, the same for the same, and with another seed others."""
     calls = []
-    for number, arrival in enumerate(drawn.draw("", rate, count, seed).arrivals(1 << 20)):
+    for number, arrival in enumerate(arrivals):
         shared = [token for token in arrival.request.prompt if token < _PREFIXES]
         own = len(arrival.request.prompt) - len(shared)
         prompt = [token * 7919 % _VOCAB for token in shared]
@@ -198,13 +213,19 @@ def day_table(day: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds: float) -> dict[str, Any]:
-    """What `penstock plan` says of conversations, and what a server does at that rate and at 1.2 times it."""
+def measure_limit(
+    model: str, serve_options: Sequence[str], slo: str, quantile: float, requests: int, seconds: float, turns: int
+) -> dict[str, Any]:
+    """What `penstock plan` says of a day of conversations, and what a server does at that rate and at 1.2 times it."""
     goals = parse_slo(slo)
-    folder = default_cache_dir(os.environ) / "foresight"
-    measured = calibrate(model, _OPTIONS, folder, seconds, anew=True, announce=click.echo)
+    options = (*_OPTIONS, *serve_options)
+    day = DRAWN["chat"].draw("chat", 1.0, requests, seed=1)
+    with tempfile.TemporaryDirectory() as kept:
+        measured = calibrate(model, options, Path(kept), seconds, anew=True, announce=click.echo)
     machine = Machine(measured.run.config, measured.run.costs, measured.way)
-    limit = find_limit(Question(DRAWN["chat"], goals, quantile, requests), machine, range(5))
+    question = Question(day, goals, quantile, requests)
+    limit = find_limit(question, machine, range(_DAYS))
+    click.echo(f"advised {limit.advised:.2f} requests/s, of {limit.rate.low:.2f} to {limit.rate.high:.2f}")
     found: dict[str, Any] = {
         "goals": goals,
         "quantile": quantile,
@@ -213,32 +234,54 @@ def measure_limit(model: str, slo: str, quantile: float, requests: int, seconds:
         "streams": list(limit.stream),
     }
     if not limit.advised:
-        return found | {"runs": []}
-    with tempfile.TemporaryDirectory() as made, recorded_server(model, _OPTIONS, Path(made) / "record.jsonl") as url:
-        runs = []
-        for factor in (1.0, 1.2):
-            rate = limit.advised * factor
-            driven = asyncio.run(drive_recorded(url, calls_of(DRAWN["chat"], rate, requests, seed=round(factor * 10))))
+        return found | {"tried": []}
+    runs: dict[float, list[dict[str, float]]] = {factor: [] for factor in _FACTORS}
+    with tempfile.TemporaryDirectory() as made, recorded_server(model, options, Path(made) / "record.jsonl") as url:
+        for turn, (number, factor) in product(range(turns), enumerate(_FACTORS)):
+            arrivals = question.arrivals(machine, limit.advised * factor, 0)
+            driven = asyncio.run(drive_recorded(url, _calls(arrivals, seed=2 + turn * len(_FACTORS) + number)))
             seen = _measured(driven.outcomes)
-            reached = {goal: percentile(seen[goal], quantile) for goal in goals}
-            held = all(reached[goal] <= bound * 1e3 for goal, bound in goals.items())
-            runs.append({"factor": factor, "rate": rate, "reached_ms": reached, "held": held})
-            click.echo(f"{factor:g} times the limit, {rate:.2f} requests/s: {'held' if held else 'missed'}: {reached}")
-    return found | {"runs": runs}
+            failed = sum(bool(each.error) for each in driven.outcomes)
+            reached = {f"{goal}_ms": percentile(seen[goal], quantile) for goal in goals}
+            runs[factor].append(reached | {"failed": failed})
+            click.echo(f"turn {turn + 1} of {turns}, {factor:g} times the limit: {runs[factor][-1]}")
+    return found | {"tried": [_judged(factor, limit.advised * factor, runs[factor], goals) for factor in _FACTORS]}
+
+
+def _judged(factor: float, rate: float, runs: Sequence[dict[str, float]], goals: Goals) -> dict[str, Any]:
+    """A rate's turns, and whether their median keeps the goals."""
+    median = {goal: statistics.median(run[f"{goal}_ms"] for run in runs) for goal in goals}
+    held = all(median[goal] <= bound * 1e3 for goal, bound in goals.items()) and not any(run["failed"] for run in runs)
+    return {"factor": factor, "rate": rate, "median_ms": median, "held": held, "turns": list(runs)}
+
+
+def limit_table(record: dict[str, Any]) -> str:
+    """What was advised and what came of it, for people."""
+    rate, low, high = record["rate"]
+    lines = [f"\nlimit {rate:.2f} requests/s ({low:.2f} to {high:.2f}), advised {record['advised']:.2f}"]
+    for each in record["tried"]:
+        reached = ", ".join(f"{goal} {value:.0f} ms" for goal, value in each["median_ms"].items())
+        word = "held" if each["held"] else "missed"
+        lines.append(f"{each['factor']:g} times it, {each['rate']:.2f} requests/s: {word} (medians: {reached})")
+    return "\n".join(lines)
 
 
 @click.command()
 @click.argument("what", type=click.Choice(["days", "limit"]))
+@click.argument("serve_options", nargs=-1, metavar="[-- SERVE OPTIONS]")
 @click.option("--model", default="smollm2-135m-instruct", show_default=True)
 @click.option("--workload", multiple=True, type=click.Choice(list(DAYS)), help="Only this; may be given several times.")
 @click.option("--learn", default=25.0, show_default=True, help="Seconds before each day, from which is learned.")
 @click.option("--seconds", default=75.0, show_default=True, help="In which requests come; for limit, of calibration.")
 @click.option("--slo", default="ttft=1s,itl=100ms", show_default=True)
 @click.option("--quantile", default=99.0, show_default=True)
-@click.option("--requests", default=300, show_default=True, help="Of each run of limit.")
+@click.option("--requests", default=300, show_default=True, help="Of the day of limit.")
+@click.option("--turns", default=3, show_default=True, help="How often limit sends its day at each rate.")
 @click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write a record here.")
-def command(what: str, model: str, target: Path | None, **options: Any) -> None:
+def command(what: str, model: str, serve_options: tuple[str, ...], target: Path | None, **options: Any) -> None:
     """Predicted latencies beside measured ones; see the head of this file."""
+    if what == "days" and serve_options:
+        raise click.UsageError("options of the server are for limit")
     record: dict[str, Any] = provenance() | {"kind": f"foresight-{what}", "model": model, "options": options}
     if what == "days":
         record["days"] = []
@@ -247,9 +290,9 @@ def command(what: str, model: str, target: Path | None, **options: Any) -> None:
             click.echo(day_table(day))
             record["days"].append(day)
     else:
-        record |= measure_limit(model, options["slo"], options["quantile"], options["requests"], options["seconds"])
-        low, high = record["rate"][1:]
-        click.echo(f"limit {record['rate'][0]:.2f} requests/s ({low:.2f} to {high:.2f})")
+        asked = (options[name] for name in ("slo", "quantile", "requests", "seconds", "turns"))
+        record |= {"serve_options": list(serve_options)} | measure_limit(model, serve_options, *asked)
+        click.echo(limit_table(record))
     record["load_average_after"] = load_average()
     if target is not None:
         target.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresight import _beside, calls_of, day_table
+from foresight import _beside, _judged, calls_of, day_table, limit_table
 from penstock.foresight.workloads import DRAWN
 
 
@@ -33,3 +33,18 @@ def test_an_error_is_the_share_by_which_the_prediction_is_above_the_measurement(
     assert table["itl p50"]["error_with_its_steps"] == table["ttft p99"]["error"] == 0
     day = {"workload": "chat", "requests": 5, "rate": 1.0, "failed": 0, "latencies_ms": table}
     assert "+25.0%" in day_table(day)
+
+
+def test_a_rate_is_held_if_the_median_of_its_turns_keeps_every_goal_and_nothing_failed():
+    goals = {"ttft": 1.0, "itl": 0.1}
+    turns = [
+        {"ttft_ms": ttft, "itl_ms": itl, "failed": 0} for ttft, itl in ((900.0, 90.0), (990.0, 70.0), (2000.0, 99.0))
+    ]
+    held = _judged(1.0, 2.0, turns, goals)
+    assert (held["held"], held["median_ms"]) == (True, {"ttft": 990.0, "itl": 90.0})
+    missed = _judged(1.2, 2.4, [*turns, {"ttft_ms": 1200.0, "itl_ms": 50.0, "failed": 0}], goals)
+    assert (missed["held"], missed["median_ms"]["ttft"]) == (False, 1095.0)
+    assert not _judged(1.0, 2.0, [*turns, turns[0] | {"failed": 1}], goals)["held"]
+    shown = limit_table({"rate": [2.1, 2.0, 2.2], "advised": 2.0, "tried": [held, missed]})
+    assert "1 times it, 2.00 requests/s: held" in shown
+    assert "1.2 times it, 2.40 requests/s: missed (medians: ttft 1095 ms" in shown

@@ -192,6 +192,18 @@ def test_plan_says_what_clients_see_alone_where_nothing_holds(calibrated):
     assert done.stdout.splitlines()[-1].startswith("0.01 ")
 
 
+def test_plan_names_the_option_that_holds_something_where_nothing_is_held_without(monkeypatch, measured):
+    far, near = Way(10.0, 0.0, 0.0), "--host here"
+    monkeypatch.setattr(
+        "penstock.foresight.calibration.calibrate", lambda *_, **__: Calibration(measured, far, kept=True)
+    )
+    monkeypatch.setattr(planning, "variants", lambda machine: {near: dataclasses.replace(machine, way=NO_WAY)})
+    done = penstock("plan", "tiny", "--slo", "ttft=5s", "--requests", "20", "--seeds", "2", "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "does not hold it at any rate" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"best option: {near}"
+
+
 def test_plan_refuses_what_it_does_not_know(tmp_path):
     assert "--workload: 'walks' is neither a file" in only_line(penstock("plan", "tiny", "--workload", "walks").stderr)
     assert "--slo: " in only_line(penstock("plan", "tiny", "--slo", "fast").stderr)

@@ -24,6 +24,9 @@ __all__ = ["command"]
 _CURVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
 """Rates at which latencies are told, as multiples of the limit."""
 
+_BETTER = 1.03
+"""An option must hold so many times what is held without it: a bisection is not closer."""
+
 _SELDOM = 0.01
 """Requests a second, of which hardly two meet: the rate at which latencies are told if no rate holds."""
 
@@ -199,11 +202,11 @@ def _table(record: dict[str, Any]) -> str:
         values = [each["latencies_ms"][goal].get(name) for goal, name in names]
         shown = "".join(f"{'-' if not of else format(of[0], '.1f'):>12}" for of in values)
         lines.append(f"{each['rate']:<12.2f}{shown}")
-    return "\n".join([*lines, *_other_lines(record["others"])])
+    return "\n".join([*lines, *_other_lines(record["others"], limit["rates"])])
 
 
-def _other_lines(others: dict[str, dict[str, Any]]) -> list[str]:
-    """What other options, more memory and a second machine hold, the most first."""
+def _other_lines(others: dict[str, dict[str, Any]], rates: Sequence[float]) -> list[str]:
+    """What other options, more memory and a second machine hold, the most first; `rates` is what is held without."""
     if not others:
         return []
     ranked = sorted(others.items(), key=lambda item: -item[1]["rate"][0])
@@ -211,12 +214,16 @@ def _other_lines(others: dict[str, dict[str, Any]]) -> list[str]:
     for name, of in ranked:
         times = _interval(of["times"]) if of["times"] else "-"
         lines.append(f"{name:<42}{_interval(of['rate']):>24}{times:>26}")
-    return [*lines, "", _advice(ranked)]
+    return [*lines, "", _advice(ranked, rates)]
 
 
-def _advice(ranked: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """The best option that is better with every seed."""
-    better = [name for name, of in ranked if name.startswith("--") and of["times"] and of["times"][1] > 1.03]
+def _advice(ranked: Sequence[tuple[str, dict[str, Any]]], rates: Sequence[float]) -> str:
+    """The best option that holds more with every seed than `rates`, which are held without it."""
+
+    def holds_more(of: dict[str, Any]) -> bool:
+        return all(more > less * _BETTER for more, less in zip(of["rates"], rates, strict=True))
+
+    better = [name for name, of in ranked if name.startswith("--") and holds_more(of)]
     return (
         f"best option: {better[0]}" if better else "no option alone holds more with every seed: keep the present ones"
     )
