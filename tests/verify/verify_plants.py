@@ -260,11 +260,11 @@ def _resume_from_another_place(source: Callable[..., Any], took_effect: Callable
 
 
 def _compute_steps_twice(forward: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
-    def faulty(self: Any, token_ids: Any, positions: Any, attend: Any) -> Any:
+    def faulty(self: Any, token_ids: Any, positions: Any, attend: Any, *more: Any) -> Any:
         if len(attend.kv_len) > 4:  # as if the step had been broken off when it was nearly done
             took_effect()
-            forward(self, token_ids, positions, attend)
-        return forward(self, token_ids, positions, attend)
+            forward(self, token_ids, positions, attend, *more)
+        return forward(self, token_ids, positions, attend, *more)
 
     return faulty
 
