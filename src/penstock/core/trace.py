@@ -54,7 +54,7 @@ __all__ = [
     "stamped",
 ]
 
-TRACE_VERSION = 21
+TRACE_VERSION = 22
 
 
 @dataclass(frozen=True, slots=True)
