@@ -16,11 +16,11 @@ from penstock.core.step_time import DraftPrice, StepTimes
 from penstock.sim import golden
 
 
-def rate(counts, offers, rows, seconds, price, some=0.0) -> float:
+def rate(counts, offers, rows, seconds, price, once=0.0) -> float:
     brought = rows + sum(
         math.prod(offer[:n]) for offer, count in zip(offers, counts, strict=True) for n in range(1, count + 1)
     )
-    return brought / (seconds + price * sum(counts) + (some if any(counts) else 0.0))
+    return brought / (seconds + price * sum(counts) + (once if any(counts) else 0.0))
 
 
 @pytest.mark.parametrize("most", [0.0, 0.02], ids=["by position", "and for having any"])
@@ -28,23 +28,23 @@ def test_no_other_choice_brings_more_tokens_a_second(most):
     rng = random.Random(5)
     for _ in range(300):
         offers = [[rng.uniform(0.05, 0.98) for _ in range(rng.randint(1, 3))] for _ in range(3)]
-        seconds, price, some = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05), rng.uniform(0.0, most)
-        chosen = draft_lengths(offers, 3, seconds, price, 100, some=some)
+        seconds, price, once = rng.uniform(0.001, 0.1), rng.uniform(0.0001, 0.05), rng.uniform(0.0, most)
+        chosen = draft_lengths(offers, 3, seconds, price, 100, once=once)
         best = max(
-            rate(counts, offers, 3, seconds, price, some)
+            rate(counts, offers, 3, seconds, price, once)
             for counts in itertools.product(*(range(len(offer) + 1) for offer in offers))
         )
-        assert rate(chosen, offers, 3, seconds, price, some) == pytest.approx(best)
+        assert rate(chosen, offers, 3, seconds, price, once) == pytest.approx(best)
 
 
 def test_what_having_drafts_costs_is_paid_by_all_that_they_save_together():
     """One likely token of eight rows saves less than a step with any drafts costs; two of each row save more."""
     times = {"rows": 8, "seconds": 0.012, "price": 0.0006, "budget": 100}
     assert draft_lengths([[0.9] * 2], **times) == [2]
-    assert draft_lengths([[0.9] * 2], **times, some=0.002) == [0]
-    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.002) == [2] * 8
-    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.002, row_price=0.0005, common=0.0) == [2] * 8
-    assert draft_lengths([[0.9] * 2] * 8, **times, some=0.005, row_price=0.0005, common=0.0) == [0] * 8
+    assert draft_lengths([[0.9] * 2], **times, once=0.002) == [0]
+    assert draft_lengths([[0.9] * 2] * 8, **times, once=0.002) == [2] * 8
+    assert draft_lengths([[0.9] * 2] * 8, **times, once=0.002, row_price=0.0005, common=0.0) == [2] * 8
+    assert draft_lengths([[0.9] * 2] * 8, **times, once=0.005, row_price=0.0005, common=0.0) == [0] * 8
 
 
 def test_where_nothing_is_known_of_time_every_draft_is_taken():

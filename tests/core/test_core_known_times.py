@@ -100,7 +100,7 @@ def test_all_that_was_learned_is_handed_on():
     later = StepTimes(known=times.known.later())
     assert later.guessing(1, 8) == times.guessing(1, 8) > 0
     assert later.reading(16) == times.reading(16) == pytest.approx(0.0005)
-    assert later.draft_price([500]) == times.draft_price([500]) != times.of(chunk_of(500, 1, None))
+    assert later.draft_price([500]) == times.draft_price([500]) != (0.0, times.of(chunk_of(500, 1, None)))
 
 
 @pytest.mark.parametrize("seconds", [(0.1, 0.1), (0.1,) * 7])

@@ -37,7 +37,7 @@ def draft_lengths(
     budget: int,
     target: float = inf,
     *,
-    some: float = 0.0,
+    once: float = 0.0,
     row_price: float = 0.0,
     common: float = inf,
 ) -> list[int]:
@@ -51,7 +51,7 @@ def draft_lengths(
         rows: all rows that draw a token, with and without offers.
         seconds: time of the step without drafts; 0.0 if unknown.
         price: seconds that one more drafted position takes.
-        some: seconds that a step with any drafts takes beside these.
+        once: seconds that a step with any drafts takes beside these.
         budget: most drafts in all.
         target: seconds that a step with drafts may take, since readers of streams see the pause.
         row_price: seconds that a row takes, without its share of the step's fixed cost.
@@ -60,7 +60,8 @@ def draft_lengths(
     counts, ahead = [0] * len(offers), [0.0] * len(offers)
     likeliest = [(-offer[0], index) for index, offer in enumerate(offers) if offer]
     heapify(likeliest)
-    brought, taken, gain = float(rows), seconds + some, 0.0
+    brought, taken, saved = float(rows), seconds + once, -once
+    undrafted = seconds / rows
     longest = min(target, seconds * (1 + DELAY) if len(likeliest) < rows else inf)
     while likeliest and budget > 0:
         chance, index = -likeliest[0][0], likeliest[0][1]
@@ -71,8 +72,7 @@ def draft_lengths(
         leads = ahead[index] + chance > common
         if leads and chance * _in_the_lead(value, row_price) < price:
             continue
-        without = seconds / rows  # what a token takes if nothing is drafted
-        gain += chance * (_in_the_lead(without, row_price) if leads else without) - price
+        saved += chance * (_in_the_lead(undrafted, row_price) if leads else undrafted) - price
         counts[index] += 1
         budget -= 1
         brought += chance
@@ -80,7 +80,7 @@ def draft_lengths(
         ahead[index] += chance
         if counts[index] < len(offers[index]):
             heappush(likeliest, (-chance * offers[index][counts[index]], index))
-    return counts if gain >= some else [0] * len(offers)
+    return counts if saved >= 0.0 else [0] * len(offers)
 
 
 def _in_the_lead(value: float, row_price: float) -> float:

@@ -195,7 +195,7 @@ class Drafting:
             price.each,
             budget,
             target,
-            some=price.some,
+            once=price.once,
             row_price=row_price,
             common=common,
         )

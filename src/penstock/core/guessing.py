@@ -163,7 +163,7 @@ class Guessing:
         brought, taken = float(len(drawing)), seconds
         going = sorted(range(len(found)), key=lambda place: (-found[place].chance, place))
         for length in range(1, _MOST + 1):
-            joining, gain, cost = [], 0.0, each_pass + (price.some if length == 1 else 0.0)
+            joining, gain, cost = [], 0.0, each_pass + (price.once if length == 1 else 0.0)
             for place in going:
                 one = found[place]
                 chance = one.chance**length

@@ -89,16 +89,16 @@ class DraftPrice(NamedTuple):
     """What drafts take in a step.
 
     Attributes:
-        some: seconds for having any.
+        once: seconds of a step for having any.
         each: seconds of each drafted position.
     """
 
-    some: float = 0.0
+    once: float = 0.0
     each: float = 0.0
 
     def of(self, count: int) -> float:
         """Seconds of so many drafted positions."""
-        return self.some + count * self.each if count else 0.0
+        return self.once + count * self.each if count else 0.0
 
 
 _STEP = (*Decoding(1.0, 16.0, 8.0, 8000.0), *Chunks(6.0, 24_000.0))
@@ -248,10 +248,10 @@ class StepTimes:
         learned = self._drafts.get(len(starts).bit_length())
         if learned is None:
             return DraftPrice(0.0, of_prompt)
-        some, each = learned.of((1.0, 0.0)), learned.of((0.0, 1.0))
+        once, each = learned.of((1.0, 0.0)), learned.of((0.0, 1.0))
         if of_prompt <= 0:
-            return DraftPrice(some, each)
-        return DraftPrice(min(some, _MOST_FOR_ANY * of_prompt), min(max(each, of_prompt / 8), 2 * of_prompt))
+            return DraftPrice(once, each)
+        return DraftPrice(min(once, _MOST_FOR_ANY * of_prompt), min(max(each, of_prompt / 8), 2 * of_prompt))
 
     def row_price(self, starts: list[int]) -> float:
         """Seconds that a row takes in a step with rows that decode at `starts`; 0.0 if nothing is known."""
