@@ -57,8 +57,8 @@ DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
 _OPTIONS = ("--no-speculate",)
 _STREAMS = (1, 2, 4, 8, 16, 32)
 _SEEDS = 3
-_DAYS = 5
-"""Seeds of the simulated days of a limit."""
+_LIMIT_SEEDS = 5
+"""Simulations of the day of a limit: each draws other seconds of steps."""
 
 _FACTORS = (1.0, 1.2)
 """Multiples of the advised rate that are tried."""
@@ -224,7 +224,7 @@ def measure_limit(
         measured = calibrate(model, options, Path(kept), seconds, anew=True, announce=click.echo)
     machine = Machine(measured.run.config, measured.run.costs, measured.way)
     question = Question(day, goals, quantile, requests)
-    limit = find_limit(question, machine, range(_DAYS))
+    limit = find_limit(question, machine, range(_LIMIT_SEEDS))
     click.echo(f"advised {limit.advised:.2f} requests/s, of {limit.rate.low:.2f} to {limit.rate.high:.2f}")
     found: dict[str, Any] = {
         "goals": goals,
@@ -237,9 +237,9 @@ def measure_limit(
         return found | {"tried": []}
     runs: dict[float, list[dict[str, float]]] = {factor: [] for factor in _FACTORS}
     with tempfile.TemporaryDirectory() as made, recorded_server(model, options, Path(made) / "record.jsonl") as url:
-        for turn, (number, factor) in product(range(turns), enumerate(_FACTORS)):
+        for seed, (turn, factor) in enumerate(product(range(turns), _FACTORS)):
             arrivals = question.arrivals(machine, limit.advised * factor, 0)
-            driven = asyncio.run(drive_recorded(url, _calls(arrivals, seed=2 + turn * len(_FACTORS) + number)))
+            driven = asyncio.run(drive_recorded(url, _calls(arrivals, seed)))
             seen = _measured(driven.outcomes)
             failed = sum(bool(each.error) for each in driven.outcomes)
             reached = {f"{goal}_ms": percentile(seen[goal], quantile) for goal in goals}
