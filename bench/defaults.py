@@ -7,6 +7,7 @@ server, library, so that a machine that slows down affects both alike; its ratio
 is random and used once, so that no cache helps; every answer has exactly the requested length. Server requests take the
 whole path of a client's: HTTP, guard, limits, metrics, observation, text, JSON. With `--stream` each token is an event
 of its own. The client is a plain socket reader in this process, so its small cost counts against the server.
+Options of the server follow `--`, to see what one default costs: `-- --kv-store off`.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Load:
 
 
 @contextmanager
-def server(model: str) -> Iterator[str]:
-    """`penstock serve` with no option but the port, and a folder of its own for KV blocks; its URL."""
-    command = [sys.executable, "-m", "penstock", "serve", model, "--port", "0"]
+def server(model: str, options: list[str]) -> Iterator[str]:
+    """`penstock serve` with these options and a port, and a folder of its own for KV blocks; its URL."""
+    command = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", *options]
     with tempfile.TemporaryDirectory() as kept:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": kept}
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
@@ -116,11 +117,11 @@ def _answers(url: str, requests: list[bytes]) -> list[bytes]:
     return [b"".join(its_parts) for its_parts in parts]
 
 
-def measure(model: str, loads: list[Load], rounds: int, *, stream: bool) -> list[dict[str, object]]:
+def measure(model: str, loads: list[Load], rounds: int, options: list[str], *, stream: bool) -> list[dict[str, object]]:
     """A row a load: every round's seconds of both, and the ratios of their rates."""
     draw = random.Random(0)
     rows = []
-    with LLM(model) as llm, server(model) as url:
+    with LLM(model) as llm, server(model, options) as url:
         for load in loads:
             each = []
             for _ in range(rounds + 1):  # the first warms up both
@@ -156,14 +157,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stream", action="store_true", help="answers in events instead of whole")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("options", nargs="*", help="of the server, behind --")
     given = parser.parse_args()
     about = {
         "provenance": provenance(),
         "streamed": given.stream,
         "model": given.model,
+        "options": given.options,
     }  # the load is of before the run
     loads = [Load(streams, given.prompt_tokens, given.new_tokens) for streams in given.streams or [1, 8, 32]]
-    rows = measure(given.model, loads, given.rounds, stream=given.stream)
+    rows = measure(given.model, loads, given.rounds, given.options, stream=given.stream)
     if given.json:
         about |= {"prompt_tokens": given.prompt_tokens, "new_tokens": given.new_tokens}
         given.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
