@@ -14,7 +14,7 @@ PAGE = Path(__file__).parent / "sampling.md"
 
 
 def page() -> str:
-    """docs/sampling.md."""
+    """Return docs/sampling.md."""
     shaping = sorted((each for each in PARAMETERS if each.stages), key=lambda each: each.stages[0].order)
     rest = [each for each in PARAMETERS if not each.stages]
     parts = [INTRODUCTION.replace("FIRST_ANSWERS", _first_answers())]
@@ -42,7 +42,7 @@ def _values(parameter: Parameter) -> str:
 
 
 def _described(schema: dict[str, Any]) -> str:
-    """A schema's values in words."""
+    """Describe a schema's values in words."""
     if "anyOf" in schema:
         return " or ".join(_described(each) for each in schema["anyOf"])
     if "enum" in schema:
@@ -71,7 +71,7 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 MANY = 2**31 - 1
-"""A bound that is there for the format's sake."""
+"""A bound that only the format needs; it is not shown."""
 
 
 def _cell(text: str) -> str:
@@ -104,8 +104,8 @@ FIRST_ANSWERS = (
 """Question, answer with the general defaults, answer with the publisher's; long ones are cut."""
 
 STAGES = """\
-Each changes the distribution that the ones before it left. At temperature 0 the most likely token is taken, and what
-matters to a random choice alone is passed over.
+Each parameter changes the distribution that the parameters before it left. At temperature 0 the most likely token is
+taken, and parameters that matter only to a random choice are ignored.
 
 """
 
@@ -113,10 +113,10 @@ INTRODUCTION = """\
 # Sampling parameters
 
 Written by `docs/write_sampling.py` from the files in `src/penstock/sampling/parameters`, one for each parameter; a test
-holds the two equal. Names and defaults are vLLM's where vLLM has the parameter. A parameter means the same everywhere:
-in requests over HTTP ([which endpoint takes which](api-fields.md)), in `SamplingParams`, in the lines of
-`penstock generate --input`, and, with dashes, as an option on the command line. One default differs, as it does at
-OpenAI: a chat's `max_tokens` is the rest of the context.
+checks that they agree. Names and defaults are vLLM's where vLLM has the parameter. A parameter means the same
+everywhere: in requests over HTTP ([which endpoint takes which](api-fields.md)), in `SamplingParams`, in the lines of
+`penstock generate --input`, and, with dashes, as an option on the command line. One default differs for chats, as
+it does at OpenAI: `max_tokens` is the rest of the context.
 
 ```python
 from penstock import LLM, SamplingParams
@@ -128,18 +128,18 @@ with LLM() as llm:
 
 ## Defaults of the model
 
-Publishers recommend values for their models. Where a request, a command or the page does not give its own, these are
+Publishers recommend values for their models. If a request, a command or the page does not give its own, these are
 the defaults. They are read from the model's `generation_config.json`; for the models of the catalogue, they are what
 the publisher's model card says. A request's own value always wins. `SamplingParams(...)` keeps the defaults listed
-below; `LLM.generate` and `LLM.chat` without parameters take `llm.get_default_sampling_params()`. Read are
+below; `LLM.generate` and `LLM.chat` without parameters take `llm.get_default_sampling_params()`. Penstock reads
 `temperature`, `top_p`, `top_k`, `min_p`, `typical_p` and `repetition_penalty`, and `do_sample: false`, which makes the
-choice greedy; lengths such as `max_new_tokens` are not. The start report and `/v1/models` show what was read.
-`--generation-config none` (in the library `LLM(generation_config="none")`) leaves it out; a directory or a file takes
-it from there.
+choice greedy; it does not read lengths such as `max_new_tokens`. The start report and `/v1/models` show what was read.
+`--generation-config none` (in the library `LLM(generation_config="none")`) ignores these values; with a directory or a
+file they are read from there.
 
 Five plain questions to the default model, whose publisher recommends temperature 0.2 and top_p 0.9
-(`penstock chat --seed 1 --max-tokens 60`, on the compiled kernels of a CPU with AVX-512; elsewhere other words may be
-drawn):
+(`penstock chat --seed 1 --max-tokens 60`, on the compiled kernels of a CPU with AVX-512; other machines may draw
+other words):
 
 FIRST_ANSWERS
 

@@ -21,16 +21,16 @@ __all__ = [
 CERTIFICATE = Field(
     "certificate",
     BOOLEAN,
-    "Whether the answer ends with its certificate, as text, which `penstock verify --certificate` checks anywhere.",
+    "End the answer with its certificate, as text; `penstock verify --certificate` can check it anywhere.",
 )
 CERTIFICATE_HEADER = "x-penstock-certificate"
 
 
 def check_certified(prompts: int, *, prompt_only: bool) -> None:
-    """Make sure that an answer is of the kind that has a certificate.
+    """Refuse a request whose answer cannot have a certificate.
 
     Raises:
-        InvalidParameter: it has several prompts, or generates nothing.
+        InvalidParameter: the request has several prompts, or generates nothing.
     """
     if prompts > 1:
         raise InvalidParameter(
@@ -41,10 +41,10 @@ def check_certified(prompts: int, *, prompt_only: bool) -> None:
 
 
 def check_unasked_by_header(headers: Mapping[str, str]) -> None:
-    """Make sure that nobody asks for a certificate by the header that an answer has.
+    """Refuse a request that asks for a certificate with the header in which answers carry its digest.
 
     Raises:
-        InvalidParameter: a request has it.
+        InvalidParameter: the request has that header.
     """
     if CERTIFICATE_HEADER in headers:
         message = f'{CERTIFICATE_HEADER} is a header of answers; ask with "certificate": true in the body.'
@@ -52,7 +52,7 @@ def check_unasked_by_header(headers: Mapping[str, str]) -> None:
 
 
 def certificate_field(certificate: str, *, wanted: bool) -> JsonObject:
-    """The field of an answer, null if it has no certificate; none if it is not wanted."""
+    """The answer's `certificate` field, null if it has no certificate; no field at all unless `wanted`."""
     return {"certificate": certificate or None} if wanted else {}
 
 

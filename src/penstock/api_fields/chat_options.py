@@ -27,23 +27,27 @@ __all__ = ["ANSWER_FIELDS", "CHAT_SAMPLING_FIELDS", "PROMPT_FIELDS", "ChatOption
 
 PROMPT_FIELDS = (
     Field("tools", TOOLS, "Functions that the model may call."),
-    Field("add_generation_prompt", BOOLEAN, "End the prompt with the opening of the assistant's turn; by default so."),
-    Field("continue_final_message", BOOLEAN, "Go on writing the last message, which must be the assistant's."),
-    Field("chat_template_kwargs", OBJECT, "Variables that the model's chat template reads, such as enable_thinking."),
+    Field(
+        "add_generation_prompt",
+        BOOLEAN,
+        "End the prompt with the opening of the assistant's turn; true by default, unless continue_final_message.",
+    ),
+    Field("continue_final_message", BOOLEAN, "Continue the last message, which must be the assistant's."),
+    Field("chat_template_kwargs", OBJECT, "Set variables of the model's chat template, such as enable_thinking."),
 )
 ANSWER_FIELDS = (
     Field(
         "tool_choice",
         TOOL_CHOICE,
-        "none: no tool is shown. auto: the model decides. required, or a function: it must call.",
+        "none: the model is shown no tools. auto: it decides. required: it must call one. A function: it must call it.",
     ),
-    Field("parallel_tool_calls", BOOLEAN, "Whether one answer may hold several calls; if not, it ends with the first."),
-    Field("include_reasoning", BOOLEAN, "Whether to return what the model thinks before it answers."),
+    Field("parallel_tool_calls", BOOLEAN, "Allow several calls in one answer; if false, it ends with the first."),
+    Field("include_reasoning", BOOLEAN, "Return what the model thinks before it answers; true by default."),
     Field(
         "reasoning_effort",
         EFFORT,
-        "How much the model thinks, where its chat template has a variable for that: a level, or a switch, which knows"
-        " none and the rest.",
+        "How much the model thinks, if its chat template has a variable for it: a level, or a switch, which tells only"
+        " none from the rest.",
     ),
 )
 
@@ -53,7 +57,7 @@ CHAT_SAMPLING_FIELDS = sampling_fields("best_of", "logprobs")
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """A conversation to be answered, and how."""
+    """A conversation, and how to answer it."""
 
     prompt: ChatPrompt
     reply: ReplyRules

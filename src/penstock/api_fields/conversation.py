@@ -122,8 +122,8 @@ _CALLS = Kind("a list of tool calls", {}, lambda value: isinstance(value, list))
 
 MESSAGE_FIELDS = (
     Field("role", TEXT, "Who speaks."),
-    Field("content", _CONTENT, "What is said; may be left out by an assistant that calls tools."),
-    Field("name", TEXT, "Who speaks by name, where the model's chat template has a place for names."),
+    Field("content", _CONTENT, "What is said; an assistant that calls tools may leave it out."),
+    Field("name", TEXT, "The speaker's name, if the model's chat template has a place for names."),
     Field("tool_calls", _CALLS, "The calls that the assistant made."),
     Field("tool_call_id", TEXT, "The call whose result this is."),
     Field("reasoning_content", TEXT, "What the assistant thought; its chat template shows what it was trained to see."),
@@ -133,7 +133,7 @@ _CALL_FIELDS = (
     Field("id", TEXT, "The call's id."),
     Field("type", TEXT, "Always function."),
     Field("function", OBJECT, "What is called."),
-    Field("index", INTEGER, "The place in a stream."),
+    Field("index", INTEGER, "The position in a stream."),
 )
 _FUNCTION_FIELDS = (
     Field("name", TEXT, "The function's name."),

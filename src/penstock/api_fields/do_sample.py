@@ -15,10 +15,10 @@ __all__ = ["DO_SAMPLE", "STOP_ON_EOS", "move_stop_on_eos", "temperature_of"]
 DO_SAMPLE = Field(
     "do_sample",
     BOOLEAN,
-    "false always takes the most likely token, as temperature 0 does, and whatever temperature says; true draws, also"
-    " where the model's own default is not to.",
+    "false: always take the most likely token, like temperature 0, whatever temperature says. true: draw, even if the"
+    " model's own default is not to.",
 )
-STOP_ON_EOS = Field("stop_on_eos", BOOLEAN, "The opposite of ignore_eos, under another name.")
+STOP_ON_EOS = Field("stop_on_eos", BOOLEAN, "The opposite of ignore_eos: false means ignore_eos true.")
 
 
 def temperature_of(given: JsonObject, default: float) -> JsonObject:

@@ -1,7 +1,7 @@
 """`prompt_logprobs` in answers: the log probabilities of a prompt's tokens, in vLLM's format.
 
-Completions may have several prompts, so each choice carries its own; answers of other endpoints carry them once.
-Streams have none.
+Completions may have several prompts, so each choice carries those of its own prompt; answers of other endpoints
+carry them once. Streams have none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PromptLogprobs:
 
     Attributes:
         count: number of alternatives to each token.
-        in_choices: whether each choice carries its prompt's; otherwise the answer carries those of its only prompt.
+        in_choices: whether each choice carries its own prompt's; otherwise the answer carries those of its only prompt.
     """
 
     count: int
@@ -61,7 +61,7 @@ def read_prompt_logprobs(params: SamplingParams, *, stream: bool, in_choices: bo
 
 
 def add_prompt_logprobs(answer: JsonObject, wanted: PromptLogprobs, prompts: Sequence[PromptTokens]) -> None:
-    """Add them to a complete answer; its choices are in the order of `prompts`, the same number for each."""
+    """Add them to a complete answer, whose choices are in the order of `prompts`, equally many for each prompt."""
     objects = [_entries(prompt, wanted.count) for prompt in prompts]
     if not wanted.in_choices:
         (answer["prompt_logprobs"],) = objects

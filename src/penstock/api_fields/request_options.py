@@ -54,7 +54,7 @@ MAX_PRIORITY = 2**31 - 1
 
 STREAM_OPTIONS_FIELDS = (
     Field("include_usage", BOOLEAN, "End the stream with a chunk that holds the usage."),
-    Field("continuous_usage_stats", BOOLEAN, "Every chunk holds the tokens so far; as in vLLM, with include_usage."),
+    Field("continuous_usage_stats", BOOLEAN, "Report token counts in every chunk; needs include_usage, as in vLLM."),
 )
 
 NEUTRAL_STREAM_OPTIONS: Neutrals = {"include_obfuscation": (False,)}
@@ -62,33 +62,33 @@ NEUTRAL_STREAM_OPTIONS: Neutrals = {"include_obfuscation": (False,)}
 USER = Field(
     "user",
     TEXT,
-    "On whose behalf: the `enduser.id` of the request's span; where the server has no API keys, also who gets a share"
+    "Who the request is made for: the `enduser.id` of its span; if the server has no API keys, also who gets a share"
     " under the policy `fair`. Not logged.",
 )
-SAFETY_IDENTIFIER = Field("safety_identifier", TEXT, "As user; user wins where both are given.")
+SAFETY_IDENTIFIER = Field("safety_identifier", TEXT, "Same as user; user wins if both are given.")
 COMMON_FIELDS = (
     Field("model", TEXT, "The served model's name; the served model when left out."),
-    Field("stream", BOOLEAN, "Answer piece by piece."),
+    Field("stream", BOOLEAN, "Send the answer piece by piece, as it is generated."),
     USER,
-    Field("priority", INTEGER, "Lower runs earlier, where the server schedules by priority; else it must be 0."),
-    Field("cache_salt", TEXT, "Prompts share cached work only with prompts of the same salt."),
+    Field("priority", INTEGER, "Lower runs earlier if the server schedules by priority; otherwise it must be 0."),
+    Field("cache_salt", TEXT, "Share cached work only with prompts that have the same salt."),
 )
 HINTS = (
     Field(
         "prompt_cache_key",
         TEXT,
-        "Which requests begin alike: the prefix cache sees that for itself, and finds them without it.",
+        "Which requests share a prefix; the prefix cache finds shared prefixes without it.",
         hint=True,
     ),
     Field(
         "service_tier",
         one_of("auto", "default", "flex", "scale", "priority"),
-        "How the vendor's service would schedule and bill it; here there is one tier.",
+        "How the vendor's service would schedule and bill the request; this server has one tier.",
         hint=True,
     ),
 )
 """Fields that OpenAI's clients and agents send to any server."""
-STREAM_OPTIONS = Field("stream_options", OBJECT, "What a stream carries beside text; only with stream: true.")
+STREAM_OPTIONS = Field("stream_options", OBJECT, "What a stream carries besides text; only with stream: true.")
 
 
 NEUTRAL_COMMON: dict[str, tuple[object, ...]] = {

@@ -15,10 +15,10 @@ __all__ = ["RESPONSE_FORMAT", "response_format_alias"]
 
 _TYPES = ("text", "json_object", "json_schema")
 _SCHEMA_FIELDS = (
-    Field("name", TEXT, "What the schema is called; not used."),
-    Field("description", TEXT, "What it is for; not shown to the model."),
+    Field("name", TEXT, "The schema's name; not used."),
+    Field("description", TEXT, "What the schema is for; not shown to the model."),
     Field("schema", OBJECT, "The JSON schema; any object when left out."),
-    Field("strict", BOOLEAN, "Either way the schema is followed to the letter."),
+    Field("strict", BOOLEAN, "The schema is followed to the letter either way."),
 )
 _FIELDS = (Field("type", TEXT, "text, json_object or json_schema."), Field("json_schema", OBJECT, "The schema."))
 

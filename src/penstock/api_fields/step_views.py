@@ -1,4 +1,4 @@
-"""How steps of the engine are told: their times in milliseconds, and what each computed."""
+"""The engine's steps as JSON: their times in milliseconds, and what each computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.contract.engine_views import StepView
 __all__ = ["STEP_TIMES", "step_object"]
 
 STEP_TIMES = ("decode", "prompts", "drafting", "restored", "engine", "foreseen")
-"""Fields of a `StepView` that are seconds; each is told as `NAME_ms`."""
+"""Fields of a `StepView` that are seconds; JSON has each as `NAME_ms`."""
 
 _COUNTS = ("decoding", "drafted", "chunk", "read", "waiting")
 
@@ -26,4 +26,4 @@ def step_object(view: StepView) -> JsonObject:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3) + 0.0  # no minus sign where rounding left less than nothing
+    return round(seconds * 1000, 3) + 0.0  # + 0.0 turns a rounded -0.0 into 0.0

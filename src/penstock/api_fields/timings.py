@@ -9,9 +9,7 @@ from penstock.contract.measurements import NO_PARTS, PARTS, LatencyParts, Timing
 
 __all__ = ["TIMINGS", "parts_object", "timings_object"]
 
-TIMINGS = Field(
-    "timings", BOOLEAN, "Whether the answer ends with where its time went: queue, prefill, decode, rates, parts."
-)
+TIMINGS = Field("timings", BOOLEAN, "End the answer with where its time went: queue, prefill, decode, rates, parts.")
 
 
 def timings_object(timings: Timings, usage: Usage, num_choices: int, parts: LatencyParts = NO_PARTS) -> JsonObject:
@@ -20,7 +18,7 @@ def timings_object(timings: Timings, usage: Usage, num_choices: int, parts: Late
     `prompt_n` counts the prompt tokens that were computed, `cache_n` those found in the prefix cache. Generation rates
     exclude each choice's first token, whose time is in `prompt_ms`; they are null if there was no other token.
     `draft_n` counts the draft tokens that were computed, `draft_n_accepted` the accepted ones among them. `parts_ms`
-    divides the whole wall time among `parts`; null if nobody divided it.
+    divides the whole wall time among `parts`; null if these are `NO_PARTS`.
     """
     computed = usage.prompt_tokens - usage.cached_tokens
     later = max(0, usage.completion_tokens - num_choices)
@@ -48,7 +46,7 @@ def parts_object(parts: LatencyParts) -> JsonObject:
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3) + 0.0  # no minus sign where rounding left less than nothing
+    return round(seconds * 1000, 3) + 0.0  # + 0.0 turns a rounded -0.0 into 0.0
 
 
 def _rate(count: int, seconds: float) -> float | None:

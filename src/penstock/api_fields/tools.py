@@ -63,12 +63,12 @@ TOOL_CHOICE = Kind(
 _TOOL_FIELDS = (Field("type", TEXT, "Always function."), Field("function", OBJECT, "The function."))
 _FUNCTION_FIELDS = (
     Field("name", TEXT, "Letters, digits, dots, dashes and underscores."),
-    Field("description", TEXT, "What it is for."),
+    Field("description", TEXT, "What the function is for."),
     Field("parameters", OBJECT, "JSON Schema of the arguments; none by default."),
     Field(
         "strict",
         BOOLEAN,
-        "true: only arguments that fit the schema make a call, and it comes whole. Else they come as written.",
+        "true: a call is sent whole, and only if its arguments fit the schema. Otherwise they are sent as written.",
     ),
 )
 _CHOICE_FIELDS = (
@@ -76,7 +76,7 @@ _CHOICE_FIELDS = (
     Field("function", OBJECT, "The function that must be called."),
     Field("allowed_tools", OBJECT, "Which tools may be called."),
 )
-_ALLOWED_FIELDS = (Field("mode", TEXT, "auto or required."), Field("tools", TOOLS, "Those that may be called."))
+_ALLOWED_FIELDS = (Field("mode", TEXT, "auto or required."), Field("tools", TOOLS, "The tools that may be called."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ToolOffer:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Field names for errors by the engine's names: OpenAI's fields, and `structured_outputs` for a forced call."""
+        """The engine's field names -> the caller's, for errors: schemas; `structured_outputs` if a call is forced."""
         schemas = {f"tools.{index}.function.parameters": field for index, field in enumerate(self.schema_fields)}
         return schemas | ({"structured_outputs": "tools"} if self.forced else {})
 

@@ -1,6 +1,6 @@
 """The command line: parses, calls, prints. The only package that reads the environment.
 
-Exit codes: 0 done, 1 our failure, 2 a mistake in what the user gave (one line says which), 130 interrupted.
+Exit codes: 0 done, 1 our failure, 2 a mistake in the user's input (one line names it), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ COMMANDS = {
     "run-batch": "Answer an OpenAI batch file, offline.",
     "pull": "Fetch a model and verify it.",
     "models": "List the models that can be named, and what is on disk.",
-    "quantize": "Write a model as a GGUF file or as safetensors, in a form of fewer bits or as it is.",
+    "quantize": "Write a model as a GGUF file or as safetensors, in fewer bits or as it is.",
     "convert": "Turn a GPT-2 in a .pt file into a model directory.",
     "tokenizer": "Write a model's tokenizer as a directory that transformers reads.",
     "rm": "Remove a model from the cache.",
-    "cache": "List, measure, clear and verify the KV blocks that are kept in files.",
-    "ps": "List the servers that run on this machine.",
-    "explain": "Say where the time of a request went, from a running server or a record.",
-    "served": "List the models of a running server, load and unload them, and pin them.",
-    "show": "Say what a model is made of, down to every operation of a step.",
+    "cache": "List, measure, clear and verify KV blocks kept in files.",
+    "ps": "List the servers running on this machine.",
+    "explain": "Show where the time of a request went, from a running server or a record.",
+    "served": "List, load, unload and pin the models of a running server.",
+    "show": "Show what a model is made of, down to every operation of a step.",
     "bench": "Measure throughput, a server under load, single kernels, or what quantisation costs.",
     "verify": "Prove on this machine that no batch, chunk, cache or thread count changes an answer.",
-    "replay": "Run a recorded day on today's scheduler: the same plans, or what other options would change.",
-    "plan": "Say how much of a workload this machine holds within bounds, and what would hold more.",
-    "certify": "Answer prompts, and write certificates that anybody with the model can verify.",
-    "completion": "Print what makes a shell complete commands, options and models.",
+    "replay": "Replay a record on today's scheduler: check its plans, or simulate other options.",
+    "plan": "Find how much of a workload this machine holds within bounds, and what would hold more.",
+    "certify": "Answer prompts, and write certificates that anyone with the model can verify.",
+    "completion": "Print a shell script that completes commands, options and models.",
 }
 
 
@@ -52,7 +52,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that was named, or an error with the ones that may have been meant."""
+        """The command that was named, or an error that suggests similar names."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             likely = difflib.get_close_matches(args[0], COMMANDS, n=2)
             meant = f"Did you mean {' or '.join(repr(each) for each in likely)}?" if likely else "See penstock --help."
@@ -79,8 +79,8 @@ class _Commands(click.Group):
 def penstock() -> None:
     """Penstock: an LLM inference engine and server.
 
-    `penstock serve` fetches a small model and serves it; then open http://127.0.0.1:8000. What a command takes is said
-    by `penstock COMMAND --help`.
+    `penstock serve` fetches a small model and serves it; then open http://127.0.0.1:8000. `penstock COMMAND --help`
+    describes a command and its options.
     """
 
 
@@ -117,7 +117,7 @@ def _exit_code(command: click.Command, name: str) -> int:
 
 
 def _with_flag(mistake: PenstockError) -> str:
-    """The message, with the option that it begins with as users type it: `--max-num-seqs` for `max_num_seqs`."""
+    """The message, with an option at its beginning spelled as users type it: `--max-num-seqs` for `max_num_seqs`."""
     option = getattr(mistake, "option", "") or getattr(mistake, "param", "")
     said = str(mistake)
     if _OPTION.fullmatch(option) and option != "model" and said.startswith(option):

@@ -26,7 +26,7 @@ class Refused(EngineFault):
     """The server answered with a status other than 200.
 
     Attributes:
-        status: of HTTP.
+        status: the HTTP status code.
         message: what the server said.
     """
 
@@ -75,14 +75,14 @@ class ApiClient:
         """Send one request, and parse the JSON of its answer.
 
         Args:
-            method: of HTTP.
-            path: of the server, with `/v1` where it has that.
-            body: sent as JSON; None for none.
+            method: the HTTP method.
+            path: the full path on the server, with `/v1` where it has that.
+            body: sent as JSON; None for no body.
 
         Raises:
             ConfigError: no server answers there, or it does not accept the key.
             Refused: it answered with an error.
-            EngineFault: it answered with something that is no JSON.
+            EngineFault: its answer is not JSON.
         """
         connection = self.connect()
         try:
@@ -109,13 +109,13 @@ class ApiClient:
         return http.client.HTTPConnection(target.host, target.port, timeout=PATIENCE_SECONDS)
 
     def post(self, connection: http.client.HTTPConnection, path: str, body: Any) -> http.client.HTTPResponse:
-        """Send a request to `path` below `/v1`; the answer is to be read. Raises as `send` does."""
+        """Send a request to `path` below `/v1`; the caller reads the answer. Raises what `send` raises."""
         return self.send(connection, "POST", self._path + path, json.dumps(body).encode())
 
     def send(
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
     ) -> http.client.HTTPResponse:
-        """Send a request; the answer is to be read.
+        """Send a request; the caller reads the answer.
 
         Raises:
             Refused: it answered with an error.

@@ -46,14 +46,14 @@ LIMITS = click.option(
     "with_limits",
     default=True,
     show_default=True,
-    help="Measure what the machine can do at best too (about a second), and say what share of it was reached.",
+    help="Also measure what the machine can do at best (about a second), and report the share that was reached.",
 )
 
 
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Measure this machine: offline rates, a server under load, single kernels, and what quantisation costs."""
+    """Measure this machine: offline throughput, a server under load, single kernels, or what quantisation costs."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -67,7 +67,7 @@ command.add_command(bench_speculate.command)
 @command.command("batch", cls=SectionedCommand)
 @STREAMS
 @_several("--prompt-tokens", "prompt_tokens", (128,), "Length of each prompt.")
-@_several("--new-tokens", "new_tokens", (128,), "Tokens generated for each.", least=2)
+@_several("--new-tokens", "new_tokens", (128,), "Tokens generated for each prompt.", least=2)
 @REPEATS
 @LIMITS
 @json_option

@@ -26,7 +26,7 @@ NAMES = ("linear", "residual", "gated", "lookup", "attention", "rope", "norm", "
     "names",
     multiple=True,
     type=click.Choice(NAMES),
-    help="A kernel to measure. May be given several times; by default all.",
+    help="Kernel to measure; by default all. May be given several times.",
 )
 @click.option(
     "--threads",
@@ -38,11 +38,11 @@ NAMES = ("linear", "residual", "gated", "lookup", "attention", "rope", "norm", "
 @click.option(
     "--isa",
     default="",
-    help="The instruction set, such as avx2; by default that of PENSTOCK_ISA, else the best that this processor has.",
+    help="Instruction set, such as avx2; by default the value of PENSTOCK_ISA, else the best that this processor has.",
 )
 @json_option
 def command(names: tuple[str, ...], threads: int, isa: str, target: Path | None) -> None:
-    """Measure each compiled kernel in bytes and operations a second, beside the machine's own limits."""
+    """Measure each compiled kernel in bytes and operations a second, against the machine's own limits."""
     head = provenance()
     from penstock.bench import kernels
     from penstock.exec.device import compute_threads, open_backend, resolve_device, set_torch_threads

@@ -52,23 +52,23 @@ _OPTIONS = (
         "names",
         multiple=True,
         type=click.Choice(VARIANTS),
-        help="A --quantization to measure; with :int8-kv over a KV cache in int8. May be given several times; by"
-        " default all that the model and this machine allow.",
+        help="Value of --quantization to measure; :int8-kv after it adds an int8 KV cache. By default all that the"
+        " model and this machine allow. May be given several times.",
     ),
-    click.option("--tokens", type=click.IntRange(1), help="Use only so many of the text's first tokens."),
+    click.option("--tokens", type=click.IntRange(1), help="Use only this many tokens from the start of the text."),
     click.option(
         "--context",
         "context_tokens",
         type=click.IntRange(4),
         default=512,
         show_default=True,
-        help="Tokens of a chunk; the second half of each is scored.",
+        help="Tokens in a chunk; the second half of each is scored.",
     ),
     click.option(
         "--text",
         "text_file",
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
-        help="A UTF-8 text to measure on instead of ours, nine chapters of Jane Austen.",
+        help="UTF-8 text to measure on instead of the built-in one, nine chapters of Jane Austen.",
     ),
 )
 

@@ -18,7 +18,8 @@ json_option = click.option(
     "target",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     callback=writable,
-    help="Write the results here too, as JSON; '-' writes them to standard output and all else to standard error.",
+    help="Also write the results to this file, as JSON; '-' writes JSON to standard output and all else to standard"
+    " error.",
 )
 
 
@@ -31,7 +32,7 @@ def report(table: str, record: dict[str, Any], target: Path | None) -> None:
     """Print the table, and write the record if one is wanted.
 
     Raises:
-        ConfigError: the record cannot be written; it is printed to standard output then, because it took long to make.
+        ConfigError: the record cannot be written; it is printed to standard output instead, so that it is not lost.
     """
     click.echo(table, err=json_only(target))
     if target is None:

@@ -24,22 +24,22 @@ __all__ = ["command"]
     "--base-url",
     default="http://127.0.0.1:8000/v1",
     show_default=True,
-    help="The server to measure, up to and with its /v1. Nothing is started.",
+    help="Base URL of the server to measure, including /v1. No server is started.",
 )
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="The model's name on that server.")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Name of the model on that server.")
 @click.option(
     "--endpoint",
     type=click.Choice(list(serving.ENDPOINTS)),
     default="completions",
     show_default=True,
-    help="completions sends token ids, so that lengths are exact; chat sends a message of as many letters.",
+    help="completions sends token ids, so that lengths are exact; chat sends a message with as many letters.",
 )
-@click.option("--num-prompts", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
-@click.option("--rate", type=float, default=0.0, help="Requests sent a second; without it all are sent at once.")
-@click.option("--poisson", is_flag=True, help="Random arrivals with the mean --rate, instead of equal gaps.")
-@click.option("--concurrency", type=click.IntRange(0), default=0, help="Most requests under way at once; 0: no limit.")
-@click.option("--prompt-tokens", default="128", show_default=True, help="Length of prompts, or a range such as 64:256.")
-@click.option("--new-tokens", default="128", show_default=True, help="Tokens asked for, or a range.")
+@click.option("--num-prompts", type=click.IntRange(1), default=64, show_default=True, help="Number of requests.")
+@click.option("--rate", type=float, default=0.0, help="Requests sent per second; without it, all are sent at once.")
+@click.option("--poisson", is_flag=True, help="Send at random times with mean --rate, instead of equal intervals.")
+@click.option("--concurrency", type=click.IntRange(0), default=0, help="Most requests in flight at once; 0: no limit.")
+@click.option("--prompt-tokens", default="128", show_default=True, help="Tokens per prompt, or a range such as 64:256.")
+@click.option("--new-tokens", default="128", show_default=True, help="Tokens asked for per request, or a range.")
 @click.option(
     "--shared-prefix-tokens", type=click.IntRange(0), default=0, help="Tokens that prompts share, before their own."
 )
@@ -48,54 +48,54 @@ __all__ = ["command"]
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="How many different shared prefixes there are; each prompt begins with one of them.",
+    help="Number of different shared prefixes; each prompt begins with one of them.",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
-    help='JSON lines of "offset" (s), "prompt_tokens", "output_tokens": replaces numbers, rate and lengths.'
-    " Qwen-Bailian traces are understood too, with the prefixes that their prompts share.",
+    help='File of JSON lines with "offset" (s), "prompt_tokens", "output_tokens": replaces numbers, rate and lengths.'
+    " Qwen-Bailian traces work too, with the prefixes that their prompts share.",
 )
 @click.option(
     "--trace-speed",
     type=click.FloatRange(0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Send the trace so many times as fast as it was recorded.",
+    help="Send the trace this many times as fast as it was recorded.",
 )
 @click.option(
     "--vocab-size",
     type=click.IntRange(1),
     default=10000,
     show_default=True,
-    help="Prompts are random token ids below it.",
+    help="Draw random prompts from token ids below this.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals, lengths and contents.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrival times, lengths and contents.")
 @click.option(
     "--ignore-eos/--no-ignore-eos",
     default=True,
     show_default=True,
-    help="Ask for exactly --new-tokens; servers that do not know ignore_eos may refuse it.",
+    help="Ask for exactly --new-tokens; servers that do not know ignore_eos may refuse.",
 )
 @click.option(
     "--warm-up",
     type=click.IntRange(0),
     default=1,
     show_default=True,
-    help="Requests sent before the measurement, not counted.",
+    help="Requests sent before the measurement and not counted.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
-    help="Seconds after which a request has failed.",
+    help="Seconds after which a request counts as failed.",
 )
-@click.option("--api-key", default="", help="Sent as a bearer token.")
+@click.option("--api-key", default="", help="Bearer token for that server.")
 @click.option(
     "--goodput",
     metavar="GOAL [GOAL...]",
-    help="Count the requests that keep bounds in ms: --goodput ttft:200 tpot:50 e2e:5000.",
+    help="Count the requests within these bounds, in ms: --goodput ttft:200 tpot:50 e2e:5000.",
 )
 @click.argument("more_goals", nargs=-1, metavar="")
 @json_option

@@ -36,7 +36,7 @@ _LEFT_OUT = (
     help="Requests at once. May be given several times.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each; medians are reported."
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Runs of each task; medians are reported."
 )
 @json_option
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
@@ -61,7 +61,7 @@ def command(
     with tqdm(total=total, desc="Measuring", unit="run", leave=False, disable=None) as bar:
         for _ in range(repeats):
             for count in streams:
-                # New ones each time: they remember no earlier answers, and where memory lies makes a difference.
+                # New engines each time: they remember no earlier answers, and where their memory lies affects times.
                 with LLM(**options | without) as plain, LLM(**options) as guessing:
                     for task in TASKS:
                         pair = run_both(plain, guessing, task, count, plain.card.vocab_size)

@@ -20,7 +20,9 @@ __all__ = ["command"]
 
 NOT_RIGHT = 1
 
-_STORE = click.option("--kv-store", default="auto", show_default=True, help="As for `penstock serve`.")
+_STORE = click.option(
+    "--kv-store", default="auto", show_default=True, help="Folder of kept blocks, as for `penstock serve`."
+)
 
 # Engine options that do not matter to a verification: names, queues and parsers of answers.
 _LEFT_OUT = (
@@ -50,7 +52,7 @@ def command() -> None:
 @command.command("list")
 @_STORE
 def list_folders(kv_store: str) -> None:
-    """List what is kept: a folder for each contract, which is all that the bits of its blocks depend on."""
+    """List what is kept, one folder per contract (everything that the bits of its blocks depend on)."""
     from penstock.store import folders
 
     for folder in folders(_root(kv_store)):
@@ -68,7 +70,7 @@ def list_folders(kv_store: str) -> None:
 @command.command("size")
 @_STORE
 def show_size(kv_store: str) -> None:
-    """Say how much of the disk it takes, all models together, and where."""
+    """Print how much disk space the blocks take, all models together, and where."""
     from penstock.store import folders
 
     root = _root(kv_store)
@@ -79,12 +81,12 @@ def show_size(kv_store: str) -> None:
 
 @command.command("clear")
 @click.argument("contract", required=False)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @_STORE
 def clear_folders(contract: str | None, yes: bool, kv_store: str) -> None:
-    """Delete everything that is kept, or what `penstock cache list` lists as CONTRACT (its first digits suffice).
+    """Delete everything that is kept, or only what `penstock cache list` shows as CONTRACT (first digits suffice).
 
-    Servers that run go on: they compute what they do not find, and write anew.
+    Running servers continue: they compute what they do not find, and write it again.
     """
     from penstock.store import clear, folders
 
@@ -103,15 +105,15 @@ def clear_folders(contract: str | None, yes: bool, kv_store: str) -> None:
 
 
 @command.command("verify", cls=SectionedCommand)
-@click.option("--blocks", type=click.IntRange(1), default=32, show_default=True, help="How many to compute again.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of which.")
+@click.option("--blocks", type=click.IntRange(1), default=32, show_default=True, help="Blocks to compute again.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the choice of blocks.")
 @_STORE
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
 @click.pass_context
 def verify(context: click.Context, /, blocks: int, seed: int, kv_store: str, **_: Any) -> None:
-    """Compute some blocks of MODEL again, from their tokens, and compare them with their files, bit by bit.
+    """Compute some blocks of MODEL again from their tokens, and compare them with their files, bit by bit.
 
-    With the options that the model is served with: others have other blocks. Exit code 1 where one differs.
+    Give the options that the model is served with: other options have other blocks. Exit code 1 if a block differs.
     """
     from penstock.store_check import verify_store
     from penstock.weights.locate import default_cache_dir

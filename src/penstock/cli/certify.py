@@ -1,4 +1,4 @@
-"""`penstock certify`: answers as certificates, which anybody with the same model can verify."""
+"""`penstock certify`: writes answers as certificates, which anybody with the same model can verify."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_ALL = 1
     "-i",
     "source",
     type=click.Path(path_type=Path, dir_okay=False),
-    help='JSON lines as for `penstock generate`: each with "prompt" or "messages", and sampling parameters.',
+    help='File of JSON lines as for `penstock generate`, each with "prompt" or "messages", and sampling parameters.',
 )
 @click.option(
     "--output",
@@ -45,7 +45,7 @@ NOT_ALL = 1
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
-    help="Where the certificates go, a line for each answer in the order of the prompts; by default standard output.",
+    help="File for the certificates, one line per answer in the order of the prompts; by default standard output.",
 )
 @sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))
 @config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model"})
@@ -61,13 +61,14 @@ def command(
 ) -> None:
     """Answer one prompt (--prompt), or many at once (--input), with MODEL, and write certificates of the answers.
 
-    A certificate says which model answered what, and has a hash over the log probabilities of its tokens.
-    `penstock verify --certificate FILE` computes it again, anywhere. Exit code 1 if a line has no certificate.
+    A certificate says which model answered what, and holds a hash over the log probabilities of the answer's tokens.
+    `penstock verify --certificate FILE` computes the answers again, on any machine. Exit code 1 if a line has no
+    certificate.
     """
     if (text is None) == (source is None):
         raise ConfigError("--prompt", "give either --prompt or --input")
     (config,) = build_configs(context, EngineConfig)
-    sampling_params(context)  # a mistake is told before the model is loaded
+    sampling_params(context)  # reports a mistake before the model is loaded
     adapter = only_adapter(config)
     if source is not None:
         jobs = read_jobs(source, given_sampling(context), chat)
@@ -95,7 +96,7 @@ def _write_line(out: IO[str], line: str) -> None:
 
 
 def certified(llm: LLM, jobs: list[Job], adapter: str = "") -> Iterator[tuple[str, str, str]]:
-    """(key, certificate, why there is none) of each job in order; many are computed at once."""
+    """Yield (key, certificate, why there is none) of each job in order; computes many jobs at once."""
     defaults = dict(llm.card.sampling_defaults)
     found: dict[str, tuple[str, str]] = {}
     keys: dict[str, str] = {}

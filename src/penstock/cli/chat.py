@@ -27,12 +27,12 @@ from penstock.sampling import PARAMETERS, Parameter
 __all__ = ["Chat", "command"]
 
 HELP = {
-    "/set": "list the sampling parameters; /set NAME VALUE chooses, /set NAME default takes it back",
+    "/set": "list the sampling parameters; /set NAME VALUE sets one, /set NAME default resets it",
     "/system": "show the system prompt; /system TEXT sets it, /system - removes it",
     "/retry": "answer the last question again",
-    "/stats": "how fast this conversation was, and what it takes of the context",
+    "/stats": "speed of this conversation, and how much of the context it takes",
     "/save": "/save FILE: write the conversation as JSON",
-    "/load": "/load FILE: go on with one that was saved, or with a list of messages",
+    "/load": "/load FILE: continue a saved conversation, or a list of messages",
     "/clear": "forget the conversation (system prompt and parameters stay)",
     "/help": "this list",
     "/exit": "leave (so does Ctrl-D); Ctrl-C stops an answer",
@@ -47,19 +47,19 @@ WIDTH = 100
     "--base-url",
     default="",
     metavar="URL",
-    help="Talk to a server that is running, such as http://127.0.0.1:8000, instead of loading a model; MODEL is then"
-    " a name that it serves, by default the first.",
+    help="Talk to a running server, such as http://127.0.0.1:8000, instead of loading a model; MODEL is then a name"
+    " that the server offers, by default the first.",
 )
 @click.option(
     "--api-key",
     default="",
-    help="Sent to that server as a bearer token; by default what PENSTOCK_API_KEY holds.",
+    help="Bearer token for that server; by default the value of PENSTOCK_API_KEY.",
 )
 @sampling_options(leave_out=NOT_IN_CHAT, max_tokens=None)
 @config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model", "tool_call_parser"})
 @click.pass_context
 def command(context: click.Context, /, system: str, base_url: str, api_key: str, **_: object) -> None:
-    """Talk to MODEL in the terminal; /help lists what can be typed beside questions."""
+    """Chat with MODEL in the terminal; type /help for a list of commands."""
     (config,) = build_configs(context, EngineConfig)
     sampling_params(context)  # report values out of range before the model is loaded
     conversation = Conversation(system, _chosen(context))
@@ -136,7 +136,7 @@ class Chat:
                 self._screen.say("\n(/exit to leave)")
 
     def take(self, line: str) -> None:
-        """A question, or one of the slash commands; what is wrong with it is said, and nothing has changed."""
+        """Handle a question or a slash command; a mistake is reported, and changes nothing."""
         try:
             if line.startswith("/"):
                 self._obey(line)
@@ -164,7 +164,7 @@ class Chat:
         commands[word](rest)
 
     def _answer(self, question: str) -> None:
-        """Stream one answer and keep the turn; an answer that Ctrl-C stopped is kept as far as it got."""
+        """Stream one answer and keep the turn; of an answer that Ctrl-C stopped, keep what has arrived."""
         conversation, answer, stopped = self._conversation, "", False
         asked = conversation.asking(question)
         meter = ReplyMeter()
@@ -188,13 +188,13 @@ class Chat:
             self._conversation.choose(name, value.strip())
             name = name.replace("-", "_")
         elif name and name.replace("-", "_") not in SETTABLE:
-            self._conversation.choose(name, "")  # says that there is none
+            self._conversation.choose(name, "")  # raises: there is no such parameter
         for parameter in SETTABLE.values():
             if name in ("", parameter.name):
                 self._screen.say(self._setting(parameter, whole=bool(name)))
 
     def _setting(self, parameter: Parameter, *, whole: bool) -> str:
-        """A parameter, its value (chosen, where it has a star) and its meaning, cut to a line unless `whole`."""
+        """A parameter, its value (starred if it was chosen) and its meaning, cut to a line unless `whole`."""
         chosen = self._conversation.params
         default = None if parameter.name == "max_tokens" else parameter.default
         value = chosen.get(parameter.name, default)

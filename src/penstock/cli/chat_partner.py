@@ -61,7 +61,7 @@ class Partner(Protocol):
 
 
 class EnginePartner:
-    """The engine in this process; `adapter` is the one that answers beside the model, "" for none."""
+    """The engine in this process; `adapter` is the name of the adapter that answers, "" for none."""
 
     def __init__(self, llm: LLM, adapter: str = "") -> None:
         self._llm = llm

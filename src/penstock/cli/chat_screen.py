@@ -162,7 +162,7 @@ class StreamedMarkdown:
 
 
 class _Tail:
-    """A block as markdown, or as dim text; an unfinished block is cut to its end, as much as fits the screen."""
+    """A block as markdown, or as dim text; of an unfinished block only the end is shown, as much as fits the screen."""
 
     def __init__(self, text: str, *, thoughts: bool = False, whole: bool = False) -> None:
         self._text, self._thoughts, self._whole = text, thoughts, whole
@@ -205,7 +205,7 @@ def split_blocks(text: str) -> tuple[list[str], str]:
 
 
 def _ends_before(rest: list[str], block: list[str]) -> bool:
-    """Whether what follows an empty line is seen, and does not belong to the block before."""
+    """Whether text after an empty line has arrived, and does not belong to the block before."""
     following = next((line for line in rest if line.strip()), "")
     if not following.strip():
         return False
@@ -215,4 +215,4 @@ def _ends_before(rest: list[str], block: list[str]) -> bool:
 
 def _is_item(line: str) -> bool:
     marker = line.strip().split(" ", 1)[0]
-    return marker in ("-", "*", "+") or marker.rstrip(".)").isdigit()  # its dot may not have arrived yet
+    return marker in ("-", "*", "+") or marker.rstrip(".)").isdigit()  # the dot after a number may not have arrived yet

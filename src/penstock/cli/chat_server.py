@@ -1,6 +1,6 @@
 """A running server as the partner of a conversation, through OpenAI's streamed chat completions.
 
-Works with any server that speaks them. The event reader is the load test's.
+Works with any server that offers them. Uses the load test's event reader.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INVALID = (http.client.BAD_REQUEST, http.client.UNPROCESSABLE_ENTITY)
 
 
 class ServerPartner:
-    """A server; first asks it for its models.
+    """A server, which is first asked for its models.
 
     Args:
         base_url: the URL up to and including `/v1`, which may be left out.
@@ -85,7 +85,7 @@ class ServerPartner:
             except Refused as error:
                 if self._counts_each_piece or error.status not in INVALID:
                     raise
-                connection.close()  # it reopens by itself
+                connection.close()  # the next request reopens it
             else:
                 self._counts_each_piece = True
                 return answer

@@ -49,7 +49,7 @@ class Reply:
 
     @property
     def used(self) -> int:
-        """Tokens of the context that conversation and answer take; 0 if the partner did not count them."""
+        """Tokens of the context that conversation and answer use; 0 if the partner did not count them."""
         return self.prompt_tokens + self.tokens if self.counted and self.tokens else 0
 
     def line(self, context: int) -> str:
@@ -70,8 +70,8 @@ class Reply:
 class ReplyMeter:
     """Measures one answer while it arrives: created when the question is asked, then given every piece.
 
-    If the partner does not count tokens, or only at an end that a stopped answer does not reach, each piece of text
-    counts as one token: a lower bound, because no piece holds less.
+    If the partner does not count tokens, or only at the end, which a stopped answer does not reach, each piece of text
+    counts as one token: a lower bound, because every piece holds at least one.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

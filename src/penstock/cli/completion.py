@@ -16,10 +16,10 @@ VARIABLE = "_PENSTOCK_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, /, shell: str) -> None:
-    """Print what makes SHELL complete commands, options and models.
+    """Print a script that lets SHELL complete commands, options and models.
 
-    For bash: penstock completion bash > ~/.local/share/bash-completion/completions/penstock. For zsh, into a file
-    _penstock on the fpath. For fish: penstock completion fish > ~/.config/fish/completions/penstock.fish.
+    bash: penstock completion bash > ~/.local/share/bash-completion/completions/penstock. zsh: save it as _penstock in a
+    folder on the fpath. fish: penstock completion fish > ~/.config/fish/completions/penstock.fish.
     """
     shell_class = get_completion_class(shell)
     assert shell_class is not None, shell

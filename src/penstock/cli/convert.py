@@ -26,12 +26,12 @@ TOKENIZER_FILES = (
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A directory with a tokenizer.json, which is copied beside the model.",
+    help="Directory with a tokenizer.json, to copy beside the model.",
 )
 def command(source: Path, directory: Path, tokenizer: Path | None) -> None:
-    """Write the GPT-2 in IN.pt, a dictionary with `config` and `model`, as config.json and model.safetensors.
+    """Convert the GPT-2 in IN.pt, a dictionary with `config` and `model`, to config.json and model.safetensors.
 
-    Then nobody needs the pickle any more. It is read as tensors and plain values alone; anything else in it is refused.
+    The pickle is not needed after that. Only tensors and plain values are read from it; anything else is refused.
     """
     if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
         raise ConfigError("--tokenizer", f"{tokenizer} has no tokenizer.json")

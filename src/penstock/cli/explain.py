@@ -32,7 +32,7 @@ WORDS = {
     "transport": "between the server and its engine",
     "reader": "waited for its reader",
 }
-"""What each part of a request's time was, for people."""
+"""What each part of a request's time was spent on, for the report."""
 
 _SHOWN_MS = 0.0005
 _BAR = 24
@@ -44,27 +44,27 @@ _MOST_NAMED = 8
 @click.option(
     "--record",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file that `penstock serve --record` wrote; without it, a running server is asked.",
+    help="Read this file, which `penstock serve --record` wrote, instead of asking a running server.",
 )
 @click.option(
     "--perfetto",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write the steps of its life here, for https://ui.perfetto.dev; needs --record.",
+    help="Write the steps of the request's life to this file, for https://ui.perfetto.dev; needs --record.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in milliseconds.")
 @click.option(
     "--base-url",
     default="",
-    help="The server, as http://127.0.0.1:8000; by default the only one that `penstock ps` lists.",
+    help="URL of the server, such as http://127.0.0.1:8000; by default the only one that `penstock ps` lists.",
 )
-@click.option("--api-key", default="", help="A key of the server's; by default what PENSTOCK_API_KEY holds.")
+@click.option("--api-key", default="", help="API key for the server; by default the value of PENSTOCK_API_KEY.")
 def command(
     answer_id: str, record: Path | None, perfetto: Path | None, as_json: bool, base_url: str, api_key: str
 ) -> None:
-    """Say where the time of a request went: its parts sum to its wall time.
+    """Show where the time of a request went, in parts that sum to its wall time.
 
-    ID is the id of its answer (chatcmpl-...), or at a running server its x-request-id. A record has what the engine
-    saw: from when the request was ready for it to its last step.
+    ID is the id of the answer (chatcmpl-...) or, at a running server, its x-request-id. A record holds what the engine
+    saw: from when the request was ready for the engine to the request's last step.
     """
     if record is None:
         if perfetto is not None:
@@ -76,7 +76,7 @@ def command(
 
 
 def _ask(answer_id: str, base_url: str, api_key: str) -> dict[str, Any]:
-    """What a running server says."""
+    """Ask a running server about the answer."""
     from penstock.cli.api_client import ApiClient, Refused
     from penstock.cli.running_servers import only_server
 
@@ -89,7 +89,7 @@ def _ask(answer_id: str, base_url: str, api_key: str) -> dict[str, Any]:
 
 
 def _read(answer_id: str, record: Path, perfetto: Path | None) -> dict[str, Any]:
-    """The same from a record."""
+    """Compute the same from a record."""
     from penstock.api_fields.timings import parts_object
     from penstock.latency.perfetto import trace_events
     from penstock.latency.recorded import lives_of
@@ -114,7 +114,7 @@ def _read(answer_id: str, record: Path, perfetto: Path | None) -> dict[str, Any]
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    """For people: a line for each part, the largest first."""
+    """The report as lines of text: one for each part, the largest first."""
     parts: dict[str, Any] = dict(found["parts_ms"])
     total, reasons = float(parts.pop("total")), dict(parts.pop("queue_for"))
     still = "" if found.get("over", True) else ", and it goes on"

@@ -1,4 +1,4 @@
-"""The notice of commands without a start report if torch computes instead of compiled kernels."""
+"""The notice that torch computes instead of compiled kernels, for commands without a start report."""
 
 from __future__ import annotations
 

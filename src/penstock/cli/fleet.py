@@ -23,8 +23,8 @@ __all__ = ["command"]
 @click.command(
     "fleet",
     cls=SectionedCommand,
-    help="Serve MODEL over HTTP from several engines, which Ray starts, watches and replaces. Answers are those of"
-    " `penstock serve`, whichever engine computes them; a stream whose engine is lost goes on at another.",
+    help="Serve MODEL over HTTP from several engines, which Ray starts, watches and replaces. Answers are the same as"
+    " from `penstock serve`, whichever engine computes them; a stream that loses its engine continues on another.",
 )
 @config_options(FleetConfig, EngineConfig, ServerConfig)
 @click.pass_context

@@ -37,7 +37,8 @@ __all__ = ["command"]
     "source",
     type=click.Path(path_type=Path, dir_okay=False),
     help=(
-        'JSON lines, each with "prompt" (text or token ids) or "messages"; "id" and sampling parameters may be added.'
+        'File of JSON lines, each with "prompt" (text or token ids) or "messages", and optionally "id" and sampling'
+        " parameters."
     ),
 )
 @click.option(
@@ -46,7 +47,7 @@ __all__ = ["command"]
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
-    help=("Where results go, one JSON line a prompt. Lines that are there already are not computed again."),
+    help=("File for results, one JSON line per prompt. Lines already there are not computed again."),
 )
 @sampling_options(leave_out=frozenset({"logprobs_mode", "prompt_logprobs"}))
 @config_options(EngineConfig, leave_out=NOT_OFFLINE | {"model", "tool_call_parser"})
@@ -66,7 +67,7 @@ def command(
     if (source is None) != (target is None):
         raise ConfigError("--output", "--input and --output belong together")
     (config,) = build_configs(context, EngineConfig)
-    sampling_params(context)  # a mistake is told before the model is loaded
+    sampling_params(context)  # reports a mistake before the model is loaded
     adapter = only_adapter(config)
     jobs = read_jobs(source, given_sampling(context), chat) if source is not None else []
     with lasting_imports():

@@ -22,26 +22,26 @@ _OF_ONE = (
     *("served_model_name", "tokenizer", "chat_template", "draft_model", "lora", "lora_dir", "record"),
     *("kv_events", "kv_events_replay", "kv_events_topic"),
 )
-"""Options that say something of one model: of several, each may have its own in the file."""
+"""Options that apply to one model only: with several models, each may have its own in the file."""
 _OF_ALL = {"memory_limit"}
-"""Options of the engine that are one for the whole server."""
+"""Engine options that hold for the whole server, not for one model."""
 
 
 def choose_models(
     context: click.Context, config: EngineConfig, hosting: HostingConfig, models: Sequence[str]
 ) -> list[ModelChoice]:
-    """The models of a server of several; none for a server of one, which is loaded at once.
+    """The models of a server that hosts several; [] for a server of one model, which is loaded at once.
 
-    One model alone is hosted too where an option says when it is to be loaded or unloaded.
+    A single model is hosted too if an option of `hosting` is set, for example when to unload it.
 
     Args:
         context: the command.
-        config: the options of every model that says nothing else.
-        hosting: the options of a server of several.
-        models: those named as arguments; the default model is not.
+        config: the options of every model, unless its entry in the file sets others.
+        hosting: the options of a server that hosts several models.
+        models: the models named as arguments; without the default model.
 
     Raises:
-        ConfigError: an option is for one model, or the file cannot be used.
+        ConfigError: an option is given that only one model can have, or the file cannot be used.
     """
     chosen = [ModelChoice(replace(config, model=name), idle_seconds=hosting.unload_after) for name in models]
     chosen += _from_file(context, config, hosting)

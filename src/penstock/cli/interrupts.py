@@ -217,11 +217,11 @@ def _remove(path: Path) -> None:
 
 def say_interrupted(below: str = "") -> None:
     """Write `interrupted` once, after `below`, unbuffered."""
-    with _WATCH.speaking:  # the watch may say it at the same time
+    with _WATCH.speaking:  # the watch may write it at the same time
         if _WATCH.said:
             return
         _WATCH.said = True
         try:
             os.write(sys.stderr.fileno(), f"{below}interrupted\n".encode())
-        except (OSError, ValueError):  # nobody is left to read it
+        except (OSError, ValueError):  # standard error cannot be written
             return

@@ -11,7 +11,7 @@ __all__ = ["command"]
 
 @click.command("models")
 def command() -> None:
-    """List the models that can be named, and for those that are on disk their size and place."""
+    """List the models that can be named, with size and path of each one that is on disk."""
     from penstock.weights.catalogue import CATALOGUE
     from penstock.weights.locate import default_cache_dir, installed_models
 

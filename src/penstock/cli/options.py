@@ -92,7 +92,7 @@ def config_options(
             "--config",
             "config_file",
             type=click.Path(dir_okay=False, path_type=Path),
-            help="Read options from this YAML file, a line each, such as `max-num-seqs: 8`; flags given here win.",
+            help="Read options from this YAML file, one per line, such as `max-num-seqs: 8`; flags override it.",
         )(command)
 
     return decorate
@@ -172,17 +172,17 @@ def only_adapter(config: EngineConfig) -> str:
 
 
 def read_options(context: click.Context, content: object, known: Set[str], path: Path, option: str) -> dict[str, Any]:
-    """Options that a YAML file spells as flags do, held to the same types; None stands for none.
+    """Options from a YAML file, spelled like flags and checked against the same types; None means no options.
 
     Args:
         context: the command that has the options.
-        content: what the file holds at this place.
+        content: the decoded YAML that should hold the options.
         known: the options that it may hold.
         path: the file, for errors.
         option: the option that names the file.
 
     Raises:
-        ConfigError: it holds something else, an option that is not known, or a value that an option does not take.
+        ConfigError: it is not a mapping, has an unknown option, or a value that an option does not accept.
     """
     if content is None:
         return {}
@@ -196,7 +196,7 @@ def read_options(context: click.Context, content: object, known: Set[str], path:
 
 
 def read_yaml(path: Path, option: str) -> object:
-    """What a YAML file holds; `option` names the file in errors. Raises ConfigError."""
+    """The content of a YAML file; `option` names the file in errors. Raises ConfigError."""
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -210,7 +210,7 @@ def _with_dashes(names: Iterable[str]) -> str:
 
 
 def _convert(context: click.Context, name: str, value: Any, path: Path) -> Any:
-    """A value of the file, held to the same type as its flag."""
+    """A value from the file, converted to the type of its flag."""
     for parameter in context.command.params:
         if parameter.name == name:
             if parameter.multiple and not isinstance(value, list):

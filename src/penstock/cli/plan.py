@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _CURVE = (0.5, 0.7, 0.85, 1.0, 1.1, 1.25)
-"""Rates at which latencies are told, as multiples of the limit."""
+"""Rates at which latencies are reported, as multiples of the limit."""
 
 _BETTER = 1.03
-"""An option must hold so many times what is held without it: a bisection is not closer."""
+"""An option must hold this many times the rate held without it: the bisection is no more precise."""
 
 _SELDOM = 0.01
-"""Requests a second, of which hardly two meet: the rate at which latencies are told if no rate holds."""
+"""Requests a second, so few that they hardly overlap: latencies are reported at this rate if no rate holds."""
 
 
 @click.command("plan")
@@ -39,54 +39,52 @@ _SELDOM = 0.01
     default="chat",
     show_default=True,
     metavar="FILE|chat|long|shared",
-    help="A record, a published trace (Azure, Mooncake, Qwen-Bailian) or a trace of bench serve; or one that is drawn:"
-    " conversations, long prompts with short answers, or prompts that share beginnings.",
+    help="A record, a published trace (Azure, Mooncake, Qwen-Bailian) or a trace of bench serve; or a generated"
+    " workload: chat (conversations), long (long prompts with short answers) or shared (prompts that share prefixes).",
 )
 @click.option(
-    "--slo", default="ttft=1s,itl=100ms", show_default=True, help="Bounds for ttft, itl and e2e, as clients see them."
+    "--slo", default="ttft=1s,itl=100ms", show_default=True, help="Bounds on ttft, itl and e2e, as clients see them."
 )
 @click.option(
     "--quantile",
     type=click.FloatRange(1, 100, max_open=True),
     default=99.0,
     show_default=True,
-    help="Percent of the requests, or gaps between tokens, that must be within each bound.",
+    help="Percentage of requests, or of gaps between tokens, that must be within each bound.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(20),
     default=200,
     show_default=True,
-    help="Requests of a simulated day; of a file, the first so many.",
+    help="Requests in a simulated day; a file is cut after this many.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Simulated days for each answer.")
-@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes that simulate at once; 0: one a processor.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Simulated days for each figure.")
+@click.option("--jobs", type=click.IntRange(0), default=0, help="Processes that simulate at once; 0: one per CPU.")
 @click.option(
     "--options/--no-options",
     "compares",
     default=True,
     show_default=True,
-    help="Look for better options, and for what more memory or a second machine would bring; takes longest.",
+    help="Also look for better options, and for what more memory or a second machine would bring; takes longest.",
 )
-@click.option("--calibrate", is_flag=True, help="Measure the steps of this machine anew.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine's steps again, instead of using kept ones.")
 @click.option(
     "--calibration-seconds",
     type=click.FloatRange(5),
     default=60.0,
     show_default=True,
-    help="How long steps are measured, the first time.",
+    help="Seconds for which steps are measured, the first time.",
 )
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw latencies over rates into this file."
-)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Plot latency against rate in this file.")
 @json_option
 def command(model: str, serve_options: tuple[str, ...], target: Path | None, **options: Any) -> None:
-    """Say how many requests a second of a workload this machine holds within bounds, and what would hold more.
+    """Find how many requests a second of a workload this machine holds within bounds, and what would hold more.
 
-    The first time, it measures the steps of a server of MODEL for a minute, and keeps them for later plans. Then it
-    simulates days: the scheduler that serves, on a simulated clock, with the measured steps. Each figure is the median
-    of several days, with the lowest and the highest. Speculation is off: random prompts leave nothing to guess. Options
-    of `penstock serve` follow `--`.
+    The first run measures the steps of a server of MODEL for a minute, and keeps them for later plans. Then days are
+    simulated: the scheduler that serves, on a simulated clock, with the measured steps. Each figure is the median of
+    several days, with the lowest and the highest. Speculation is off: random prompts leave nothing to guess. Put
+    options of `penstock serve` after `--`.
     """
     from penstock.bench.plotting import check_suffix, plotting
     from penstock.foresight import planning  # numpy is slow to import
@@ -130,7 +128,7 @@ def command(model: str, serve_options: tuple[str, ...], target: Path | None, **o
 
 
 def _workload(named: str, requests: int) -> Workload | Drawn:
-    """The workload of a file, or what to draw."""
+    """The workload in a file, or the description of one to draw."""
     from penstock.foresight.planning import drawn
     from penstock.foresight.workloads import read_workload
 
@@ -177,7 +175,7 @@ def _plain(limit: Limit) -> dict[str, Any]:
 
 
 def _times(limit: Limit, other: Limit) -> list[float] | None:
-    """How many times the limit another one is, seed by seed: median, lowest, highest; None if the limit is 0."""
+    """`other` over `limit`, seed by seed: median, lowest and highest ratio; None if the limit is 0 with any seed."""
     from penstock.foresight.planning import spread
 
     if not all(limit.rates):
@@ -186,7 +184,7 @@ def _times(limit: Limit, other: Limit) -> list[float] | None:
 
 
 def _table(record: dict[str, Any]) -> str:
-    """A plan for people."""
+    """A plan as text."""
     goals = ", ".join(f"{name} within {bound:g} ms" for name, bound in record["goals_ms"].items())
     limit = record["limit"]
     lines = [f"{record['workload']}: p{record['quantile']:g} of {goals}"]
@@ -206,7 +204,7 @@ def _table(record: dict[str, Any]) -> str:
 
 
 def _other_lines(others: dict[str, dict[str, Any]], rates: Sequence[float]) -> list[str]:
-    """What other options, more memory and a second machine hold, the most first; `rates` is what is held without."""
+    """What other options, more memory and a second machine hold, the most first; `rates` are held without them."""
     if not others:
         return []
     ranked = sorted(others.items(), key=lambda item: -item[1]["rate"][0])
@@ -218,7 +216,7 @@ def _other_lines(others: dict[str, dict[str, Any]], rates: Sequence[float]) -> l
 
 
 def _advice(ranked: Sequence[tuple[str, dict[str, Any]]], rates: Sequence[float]) -> str:
-    """The best option that holds more with every seed than `rates`, which are held without it."""
+    """Name the best option that holds more with every seed than the `rates` held without it."""
 
     def holds_more(of: dict[str, Any]) -> bool:
         return all(more > less * _BETTER for more, less in zip(of["rates"], rates, strict=True))

@@ -1,4 +1,4 @@
-"""The prompts of a command that answers one or a file of them: its options, and a file's lines as jobs."""
+"""The prompts of a command that answers one prompt or a file of them: its options, and a file's lines as jobs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def prompt_options(command: _Command) -> _Command:
     """Give a command the options of a single prompt: `text` and `chat`."""
-    text = click.option("--prompt", "-p", "text", help="The prompt; '-' reads it from standard input.")
+    text = click.option("--prompt", "-p", "text", help="Prompt; '-' reads it from standard input.")
     chat = click.option(
-        "--chat", is_flag=True, help="Treat the prompt as a user's message, through the model's chat template."
+        "--chat", is_flag=True, help="Send the prompt as a user's message, through the model's chat template."
     )
     return text(chat(command))
 
@@ -104,5 +104,5 @@ def _job(fields: dict[str, Any], key: str, sampling: dict[str, Any], chat: bool)
     else:
         given = fields.pop("prompt")
         asked = _as_message(given) if chat and isinstance(given, str) else as_prompt(given)
-    SamplingParams.from_fields(sampling | fields)  # a mistake is told before the model is loaded
+    SamplingParams.from_fields(sampling | fields)  # reports a mistake before the model is loaded
     return Job(key, asked, sampling | fields)

@@ -14,7 +14,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 @click.command("ps")
 def command() -> None:
-    """List the servers that run on this machine: process, model, address, and for how long."""
+    """List the servers running on this machine: process id, model, running time and URL."""
     from penstock.cli.running_servers import running_servers
     from penstock.weights.locate import default_cache_dir
 

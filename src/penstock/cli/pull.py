@@ -15,11 +15,11 @@ __all__ = ["command"]
 @click.command("pull")
 @click.argument("model", default=DEFAULT_MODEL, metavar="[MODEL]", shell_complete=complete_model)
 def command(model: str) -> None:
-    """Fetch MODEL, verify it, and say where it is; quick when it is there already.
+    """Fetch MODEL, verify it, and print where it is; quick if it is there already.
 
     MODEL is a name that `penstock models` lists, or org/name on the Hugging Face hub (needs the extra penstock[hub]);
-    by default smollm2-135m-instruct. What came of an interrupted download from the hub is kept, and the next pull goes
-    on from there.
+    by default smollm2-135m-instruct. An interrupted download from the hub keeps what has arrived, and the next pull
+    resumes there.
     """
     from penstock.weights.locate import default_cache_dir
     from penstock.weights.pull import pull

@@ -33,19 +33,19 @@ DIRECTORY_FORMS = ("INT4_G128", "INT4_G32", "INT8", "BF16", "F16", "F32")
     "--form",
     type=click.Choice(tuple(dict.fromkeys((*GGUF_FORMS, *DIRECTORY_FORMS))), case_sensitive=False),
     required=True,
-    help="INT4 and INT8 are of directories. Q4_K_M, Q5_K_M and the like are mixtures: the matrices that cost most in"
-    " quality have more bits.",
+    help="INT4 and INT8 are for directories. Q4_K_M, Q5_K_M and similar forms are mixtures: the matrices whose"
+    " quantisation costs most quality get more bits.",
 )
-@click.option("--force", is_flag=True, help="Replace the file TARGET if it is there; a directory never is.")
+@click.option("--force", is_flag=True, help="Replace TARGET if it is an existing file; a directory is never replaced.")
 def command(model: str, target: Path, form: str, force: bool) -> None:
-    """Write MODEL, with settings, tokenizer and chat template, in another form: penstock serve TARGET.
+    """Write MODEL, with settings, tokenizer and chat template, in another form, ready for penstock serve TARGET.
 
-    TARGET is a GGUF file if its name ends in .gguf, else a directory with safetensors, new or empty. MODEL is a name
-    that `penstock models` lists, a GGUF file, or a directory in Hugging Face layout; a directory is written from a
-    directory only. What cannot be said in the format is refused by name.
+    TARGET is a GGUF file if its name ends in .gguf, else a new or empty directory for safetensors. MODEL is a name that
+    `penstock models` lists, a GGUF file, or a directory in Hugging Face layout; a directory can be written only from a
+    directory. Anything that the format cannot express is refused by name.
 
-    Which tensor of a GGUF file gets which kind of blocks is llama.cpp's rule for the form, without an importance
-    matrix. INT4_G128, INT4_G32 and INT8 are the integers of compressed-tensors, with a scale for 128 inputs, 32 inputs
+    llama.cpp's rule for the form, without an importance matrix, chooses the kind of blocks of each tensor in a GGUF
+    file. INT4_G128, INT4_G32 and INT8 are the integers of compressed-tensors, with a scale for 128 inputs, 32 inputs
     or a row; embeddings, heads and routers stay as they are.
     """
     _check_target(target, form, force=force)

@@ -20,20 +20,20 @@ from penstock.foresight.files import names_file, read_lines
 __all__ = ["command"]
 
 DIFFERS = 1
-"""The exit code where a plan differs."""
+"""The exit code if a plan differs."""
 
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--policy", type=click.Choice(POLICIES), help="Simulate the day with this order of admission.")
-@click.option("--num-blocks", type=click.IntRange(1), help="Simulate it with so many KV blocks.")
-@click.option("--max-num-seqs", type=click.IntRange(1), help="Simulate it with so many sequences at once.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Simulate it with so many tokens in a step.")
-@click.option("--step-target-ms", type=click.IntRange(0), help="Simulate it with this step target; 0: none.")
-@click.option("--no-prefix-caching", is_flag=True, help="Simulate it without a prefix cache.")
-@click.option("--max-bypasses", type=click.IntRange(0), help="Simulate it with so many admissions past a waiting head.")
+@click.option("--policy", type=click.Choice(POLICIES), help="Simulate with this order of admission.")
+@click.option("--num-blocks", type=click.IntRange(1), help="Simulate with this many KV blocks.")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Simulate with this many sequences at once.")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Simulate with this many tokens in a step.")
+@click.option("--step-target-ms", type=click.IntRange(0), help="Simulate with this step target in ms; 0: none.")
+@click.option("--no-prefix-caching", is_flag=True, help="Simulate without a prefix cache.")
+@click.option("--max-bypasses", type=click.IntRange(0), help="Simulate with this many admissions past a waiting head.")
 @click.option(
-    "--simulate", is_flag=True, help="Simulate it with its own options, to see how well the simulation describes it."
+    "--simulate", is_flag=True, help="Simulate with the record's own options, to see how well simulation matches it."
 )
 @click.option(
     "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Simulations with each set of options."
@@ -42,14 +42,14 @@ DIFFERS = 1
 def command(
     file: Path, no_prefix_caching: bool, simulate: bool, seeds: int, target: Path | None, **options: Any
 ) -> None:
-    """Replay a record of `penstock serve --record FILE` without its model: the same inputs, to today's scheduler.
+    """Feed a record of `penstock serve --record FILE` to today's scheduler again, without its model.
 
-    Every plan must come out as it was recorded, to the last block. The first that does not is shown, and the exit code
-    is 1. FILE may be compressed with gzip; a record of another version is refused.
+    Every plan must be the same as the recorded one, to the last block. The first that is not is shown, and the exit
+    code is 1. FILE may be compressed with gzip; a record of another version is refused.
 
-    With an option, the recorded requests come again to a simulated engine that has it: the scheduler that serves, steps
-    that take what the recorded ones took, answers as long as the recorded ones. The report says who gains and who
-    loses, against the same simulation without the option; --json keeps it.
+    With an option, the recorded requests are sent to a simulated engine that has this option: the scheduler that
+    serves, steps that take as long as the recorded ones, answers of the recorded lengths. The report shows which
+    requests and tenants gain or lose, against the same simulation without the option; --json keeps it.
     """
     chosen = {name: value for name, value in options.items() if value is not None}
     if no_prefix_caching:
@@ -85,7 +85,7 @@ def _simulate(file: Path, chosen: dict[str, Any], seeds: int, target: Path | Non
 
 @contextmanager
 def _progress(file: Path, doing: str = "Replaying") -> Iterator[Callable[[int], object]]:
-    """A progress bar on stderr, if that is a terminal, and what advances it by bytes of the file."""
+    """A progress bar on stderr, if that is a terminal; yields the function that advances it by bytes of the file."""
     whole = file.stat().st_size
     with tqdm(desc=doing, unit="B", unit_scale=True, total=whole, leave=False, disable=None) as bar:
         yield bar.update

@@ -17,11 +17,11 @@ __all__ = ["command"]
 
 @click.command("rm")
 @click.argument("model", shell_complete=complete_model)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 def command(model: str, yes: bool) -> None:
-    """Remove MODEL, a name that `penstock models` lists, from the cache; asks first, and says how much is freed.
+    """Remove MODEL, a name that `penstock models` lists, from the cache; ask first, and print how much is freed.
 
-    A model that a running server serves stays.
+    A model that a running server serves is not removed.
     """
     from penstock.cli.running_servers import running_servers
     from penstock.weights.locate import default_cache_dir, installed_models

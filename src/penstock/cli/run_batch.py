@@ -28,7 +28,7 @@ __all__ = ["command"]
     "source",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     required=True,
-    help='An OpenAI batch file: JSON lines of "custom_id", "method", "url" and "body".',
+    help='OpenAI batch file: JSON lines with "custom_id", "method", "url" and "body".',
 )
 @click.option(
     "--output",
@@ -37,25 +37,25 @@ __all__ = ["command"]
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
     required=True,
-    help="Where answers go, one JSON line each, as they come. Lines that are answered there are not asked again.",
+    help="File for answers, one JSON line each, written as they finish. Lines already answered there are skipped.",
 )
 @click.option(
     "--errors",
     "-e",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
-    help="Where the answers of lines that failed go; by default beside the others.",
+    help="File for the answers of lines that failed; by default the --output file.",
 )
 @click.option(
     "--max-in-flight",
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Lines under way at once: enough to keep every slot busy. Memory grows with it, not with the file.",
+    help="Most lines in flight at once: enough to keep every slot busy. Memory grows with this, not with the file.",
 )
 @config_options(
     EngineConfig, leave_out=frozenset({"model", "lora_dir"}), defaults={"step_target_ms": 0}
-)  # nobody waits for a single token here
+)  # no caller waits for single tokens here
 @click.pass_context
 def command(
     context: click.Context,
@@ -66,7 +66,7 @@ def command(
     max_in_flight: int,
     **_: object,
 ) -> None:
-    """Answer every line of a batch file with MODEL, as its HTTP server would; run it again to go on after a stop."""
+    """Answer every line of a batch file with MODEL, as its HTTP server would; run again to resume after a stop."""
     (config,) = build_configs(context, EngineConfig)
     with lasting_imports():
         from penstock.app import local_application  # imports torch: too slow for --help

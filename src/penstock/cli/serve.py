@@ -26,10 +26,10 @@ __all__ = ["command"]
 @click.command(
     "serve",
     cls=SectionedCommand,
-    help="Serve MODEL over HTTP, compatible with OpenAI's API; by default the small default model. Several are served"
-    " behind one port, each loaded when it is first asked for.",
+    help="Serve MODEL over HTTP, compatible with OpenAI's API; without MODEL, the small default model. Several models"
+    " share one port, and each is loaded when a request first names it.",
 )
-@click.option("--checkpoint-path", help="Another way to write MODEL, as RoseInfer's server has it.", metavar="PATH")
+@click.option("--checkpoint-path", help="Another way to give MODEL, as in RoseInfer's server.", metavar="PATH")
 @config_options(EngineConfig, ServerConfig, HostingConfig)
 @click.argument("more", nargs=-1, metavar="[MODEL]...", shell_complete=complete_model)
 @click.pass_context
@@ -86,6 +86,6 @@ def _serve_several(choices: Sequence[ModelChoice], server_config: ServerConfig, 
 
 @contextmanager
 def _listening(cache_dir: Path, url: str, model: str, paths: Sequence[Path]) -> Iterator[None]:
-    """While it serves: `penstock ps` lists it, and the first interrupt shuts it down gracefully."""
+    """Inside, `penstock ps` lists this server, and the first interrupt shuts it down gracefully."""
     with listed(cache_dir, url, model, paths), interrupts_taken():
         yield

@@ -1,4 +1,4 @@
-"""`penstock served`: the models of a running server, and moves of them."""
+"""`penstock served`: the models of a running server: lists, loads, unloads and pins them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["command"]
 _URL = click.option(
     "--base-url",
     default="",
-    help="The server, as http://127.0.0.1:8000; by default the only one that `penstock ps` lists.",
+    help="URL of the server, such as http://127.0.0.1:8000; by default the only one that `penstock ps` lists.",
 )
 _KEY = click.option(
-    "--api-key", default="", help="An admin's key, where the server has keys; by default what PENSTOCK_API_KEY holds."
+    "--api-key", default="", help="Admin key, if the server has keys; by default the value of PENSTOCK_API_KEY."
 )
 
 
 @click.group("served")
 def command() -> None:
-    """List the models of a running server, load and unload them, and pin them."""
+    """List, load, unload and pin the models of a running server."""
 
 
 @command.command("list")
 @_URL
 @_KEY
 def list_models(base_url: str, api_key: str) -> None:
-    """List every model of the server, what it is doing, and its memory."""
+    """List every model of the server, with its state and memory."""
     rows: list[tuple[str, ...]] = [("MODEL", "STATE", "PINNED", "REQUESTS", "MEMORY", "CONTEXT")]
     rows += [_row(each) for each in _client(base_url, api_key).models() if not each.get("parent")]  # else an adapter
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
@@ -44,7 +44,7 @@ def list_models(base_url: str, api_key: str) -> None:
 @_URL
 @_KEY
 def load(model: str, base_url: str, api_key: str) -> None:
-    """Load MODEL, and return when it is loaded."""
+    """Load MODEL, and wait until it is loaded."""
     _move("load", model, base_url, api_key)
 
 
@@ -53,7 +53,7 @@ def load(model: str, base_url: str, api_key: str) -> None:
 @_URL
 @_KEY
 def unload(model: str, base_url: str, api_key: str) -> None:
-    """Unload MODEL when it has answered what it has. If it was pinned, it is no more."""
+    """Unload MODEL once it has answered its present requests. A pinned model is unpinned."""
     _move("unload", model, base_url, api_key)
 
 
@@ -62,7 +62,7 @@ def unload(model: str, base_url: str, api_key: str) -> None:
 @_URL
 @_KEY
 def pin(model: str, base_url: str, api_key: str) -> None:
-    """Load MODEL, and have it stay, whatever room others need."""
+    """Load MODEL, and never unload it to make room for others."""
     _move("pin", model, base_url, api_key)
 
 
@@ -71,7 +71,7 @@ def pin(model: str, base_url: str, api_key: str) -> None:
 @_URL
 @_KEY
 def unpin(model: str, base_url: str, api_key: str) -> None:
-    """Let MODEL make room for others again."""
+    """Allow MODEL to be unloaded again to make room for others."""
     _move("unpin", model, base_url, api_key)
 
 
@@ -99,7 +99,7 @@ def _client(base_url: str, api_key: str) -> Any:
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
-    """One model of `GET /v1/models`. A server of one model says no status: it is loaded, and stays."""
+    """One model of `GET /v1/models`. A server of one model reports no status: the model is loaded, and stays."""
     status: dict[str, Any] = model.get("status") or {"value": "loaded", "pinned": True}
     context, held = model.get("max_model_len"), status.get("bytes")
     return (

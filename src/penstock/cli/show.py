@@ -33,12 +33,12 @@ LEFT_OUT = frozenset(EngineConfig.__dataclass_fields__) - frozenset(OPTIONS)
     "--rates",
     "with_rates",
     is_flag=True,
-    help="Measure this machine's limits, about a second, and say what tokens a second they allow at best.",
+    help="Measure this machine's limits (about a second), and print how many tokens a second they allow at best.",
 )
 @config_options(EngineConfig, leave_out=LEFT_OUT)
 @click.pass_context
 def command(context: click.Context, /, with_program: bool, with_rates: bool, **_: object) -> None:
-    """Say what MODEL is made of, and what memory it takes, from its headers alone: nothing is loaded."""
+    """Show what MODEL is made of, and how much memory it takes, from its headers alone, without loading it."""
     (config,) = build_configs(context, EngineConfig)
     from penstock.exec.free_memory import free_memory
     from penstock.exec.start_report import weight_formats
@@ -87,7 +87,7 @@ def _text(files: ModelFiles) -> Iterator[str]:
     yield f"licence          {licence_of(files) or 'not said in its files'}"
     try:
         text = open_text(files.text)
-    except SetupError as error:  # the rest of the model can be shown in any case
+    except SetupError as error:  # the rest of the model can be shown anyway
         yield f"chat template    unknown: {error}"
         return
     if text.chat_template is None:
@@ -147,7 +147,7 @@ def _rates(planned: PlannedModel) -> Iterator[str]:
 
 
 def _memory(planned: PlannedModel, config: EngineConfig, free: int) -> Iterator[str]:
-    """The memory that contexts take, up to the model's own, and whether they fit beside the weights."""
+    """The memory that contexts take, up to the model's context length, and whether they fit beside the weights."""
     from penstock.contract.memory import readable_bytes
 
     context = planned.program.shape.max_positions

@@ -19,8 +19,8 @@ __all__ = ["command"]
 def command(model: str, directory: Path) -> None:
     """Write MODEL's tokenizer and chat template into DIR, as transformers' AutoTokenizer reads them.
 
-    For programs that count or render prompts on their own side, such as load generators. It is written from a GGUF
-    file, and copied from a model directory. DIR must be new or empty.
+    For programs that count or render prompts themselves, such as load generators. The files are generated from a GGUF
+    file, or copied from a model directory. DIR must be new or empty.
     """
     from penstock.loading import find_model  # imports torch: too slow for --help
     from penstock.text.huggingface_writer import write_tokenizer

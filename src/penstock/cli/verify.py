@@ -42,7 +42,7 @@ _LEFT_OUT = (NOT_OFFLINE - {"tensor_parallel"}) | {
 
 
 @click.command("verify", cls=SectionedCommand)
-@click.option("--requests", type=click.IntRange(1), default=32, show_default=True, help="Random requests to make.")
+@click.option("--requests", type=click.IntRange(1), default=32, show_default=True, help="Number of random requests.")
 @click.option("--schedules", type=click.IntRange(1), default=8, show_default=True, help="Ways to run them together.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the requests and schedules.")
 @click.option(
@@ -50,28 +50,28 @@ _LEFT_OUT = (NOT_OFFLINE - {"tensor_parallel"}) | {
     type=click.IntRange(1),
     default=320,
     show_default=True,
-    help="Longest prompt, or what the model's context allows.",
+    help="Tokens in the longest prompt, or as many as the model's context allows.",
 )
-@click.option("--new-tokens", type=click.IntRange(1), default=32, show_default=True, help="Most tokens generated.")
+@click.option("--new-tokens", type=click.IntRange(1), default=32, show_default=True, help="Most tokens per answer.")
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
     default="penstock-verify.jsonl",
     show_default=True,
-    help="Where the record of the first schedule that is not exact goes.",
+    help="File for the record of the first schedule that is not exact.",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
     callback=writable,
-    help="Write the results here too.",
+    help="Also write the results to this file, as JSON.",
 )
 @click.option(
     "--certificate",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Instead of all that: compute the certified answers in this file again, and say whether they are equal.",
+    help="Instead, compute the certified answers in this file again, and report whether they are equal.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop after the first schedule that is not exact.")
 @config_options(EngineConfig, leave_out=_LEFT_OUT)
@@ -92,13 +92,14 @@ def command(
 ) -> None:
     """Prove that MODEL's answers do not depend on batch, chunks, cache, guesses, preemption or threads, bit for bit.
 
-    Random requests are run alone, then together by many schedules; every token and log probability must be the same.
-    The first schedule has the sizes given here, as `penstock serve` would use them. With adapters (--lora) requests
-    have none and each of them in turn. Exit code 1 if anything differs, or if a schedule that was built to preempt did
+    Random requests run alone, then together by many schedules; every token and log probability must be the same. The
+    first schedule has the sizes given here, as `penstock serve` would use them. With adapters (--lora), requests use no
+    adapter and each adapter in turn. Exit code 1 if anything differs, or if a schedule that was built to preempt did
     not.
 
-    With --certificate one MODEL, in the form that the certificates say, computes each of their answers again, alone.
-    Exit code 1 if one differs or was changed; 3 if none does, but other instructions or another release computed one.
+    With --certificate, one MODEL, in the form that the certificates name, computes each certified answer again, alone.
+    Exit code 1 if an answer differs or was changed; 3 if none does, but other instructions or another release computed
+    one.
     """
     (config,) = build_configs(context, EngineConfig)
     if certificate is not None:
@@ -158,7 +159,7 @@ def _refuse_beside_certificate(context: click.Context) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if that is a terminal, and the function that advances it."""
+    """A progress bar on stderr, if that is a terminal; yields the function that advances it."""
     with tqdm(desc="Verifying", unit="request", leave=False, disable=None) as bar:
 
         def show(done: int, whole: int) -> None:

@@ -24,7 +24,7 @@ CERTIFIED_OPTIONS = ("dtype", "quantization", "kv_cache_dtype")
 
 
 def verify_certificates(path: Path, config: EngineConfig) -> None:
-    """Print for each certificate of a file whether it holds, or the first place where it does not; exit unless all do.
+    """Print for each certificate of a file whether it holds, or where it first differs; exit unless all hold.
 
     Raises:
         ConfigError: the file cannot be read, or is of another model than the operator's.
@@ -53,7 +53,7 @@ def verify_certificates(path: Path, config: EngineConfig) -> None:
 
 
 def _compute(certificates: Sequence[tuple[str, Certificate]], config: EngineConfig) -> tuple[int, int]:
-    """Compute certified answers again; how many are refuted, and how many undecided."""
+    """Compute certified answers again; returns how many are refuted, and how many undecided."""
     place, first = certificates[0]
     for other, certificate in certificates[1:]:
         differing = {name for name, *_ in contract_differences(certificate.contract, first.contract)}

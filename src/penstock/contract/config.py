@@ -31,7 +31,7 @@ REASONING_PARSERS = ("auto", "think", "none")
 KV_EVENTS_FORMATS = ("maps", "arrays")
 
 ANY_NAME = "*"
-"""The served model name that stands for every name."""
+"""As a served model name, this stands for every name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,204 +45,209 @@ class EngineConfig:
     )
     served_model_name: tuple[str, ...] = option(
         (),
-        "A name that clients ask for; by default the model's own. May be given several times; * serves whatever name is"
-        " asked for.",
+        "Name under which clients ask for the model; by default the model's own. May be given several times; * accepts"
+        " any name.",
         front=Front.HTTP,
     )
     dtype: str = option(
         "auto",
-        "Type of weights and activations; auto takes bfloat16 on a CPU with compiled kernels, elsewhere the"
-        " checkpoint's where this device is good at it.",
+        "Type of weights and activations. auto takes bfloat16 on a CPU with compiled kernels, elsewhere the"
+        " checkpoint's type if this device is good at it.",
         DTYPES,
     )
     quantization: str = option(
         "auto",
-        "How the weights are kept: none in --dtype, file as the file's own quantised blocks, int8 and int4 quantised on"
-        " load; auto takes file where the file is quantised, else none. All but none multiply with int8 activations:"
-        " less memory and more speed for some accuracy.",
+        "How weights are kept: none, in --dtype; file, as the file's own quantised blocks; int8 or int4, quantised on"
+        " load. auto takes file if the file is quantised and compiled kernels run it, else none. All but none multiply"
+        " with int8 activations, which trades some accuracy for less memory and more speed.",
         QUANTIZATIONS,
     )
-    device: str = option("auto", "Where the model runs; auto takes a CUDA device if there is one.", DEVICES)
+    device: str = option("auto", "Device that runs the model; auto takes a CUDA device if there is one.", DEVICES)
     threads: int = option(0, "Compute threads on the CPU; 0 takes one per physical core.")
     tensor_parallel: int = option(
         1,
-        "Processes of this host that divide the model: each has a part of every layer's weights, keys and values, and"
-        " they compute each step together. On CPUs; not with draft models or adapters. --threads are those of each.",
+        "Processes on this host that divide the model: each holds a part of every layer's weights, keys and values,"
+        " and they compute each step together. CPU only; not with draft models or adapters. --threads applies to each"
+        " process.",
         front=Front.QUEUE,
     )
     max_model_len: int = option(
         0,
-        "Most tokens of one request, prompt and output together; 0: the model's context, or what fits the KV cache.",
+        "Most tokens of one request, prompt and output together; 0: the model's context, or as many as fit the KV"
+        " cache.",
     )
     kv_cache_memory: int = option(
-        0, "Bytes for the KV cache (8GiB, 500MB and plain bytes are understood); 0 takes a quarter of the free memory."
+        0, "Size of the KV cache, in bytes or with a unit (500MB, 8GiB); 0 takes a quarter of the free memory."
     )
     kv_cache_dtype: str = option(
         "auto",
-        "How keys and values are kept: auto in the type of the activations; int8 in about half the memory of bfloat16,"
-        " rounded per token and head, for some accuracy.",
+        "How keys and values are kept: auto, in the type of the activations; int8, rounded per token and head, in"
+        " about half the memory of bfloat16, at some cost in accuracy.",
         KV_CACHE_DTYPES,
     )
     block_size: int = option(16, "Tokens in one KV block.")
     state_checkpoint_interval: int = option(
         512,
-        "Tokens between the checkpoints of a long prompt, for models that carry recurrent state: how much is read again"
-        " when a conversation is edited in the middle. 0: only at ends of prompts and answers, and at branches.",
+        "Tokens between the checkpoints of a long prompt, for models that carry recurrent state: how much is prefilled"
+        " again when a conversation is edited in the middle. 0: only at the ends of prompts and answers, and at"
+        " branches.",
     )
-    max_num_seqs: int = option(64, "Sequences that run at once.")
+    max_num_seqs: int = option(64, "Most sequences that run at once.")
     max_num_batched_tokens: int = option(
         256, "Most tokens computed in one step: the chunk size of long prompts while no answer streams."
     )
     step_target_ms: int = option(
         100,
-        "Milliseconds that a step may take while answers stream: prompts are read in chunks that keep to it; 0: in as"
-        " large ones as while none does.",
+        "Milliseconds that a step may take while answers stream: prompts are computed in chunks that keep to it. 0: no"
+        " target; chunks are as large as while no answer streams.",
         front=Front.QUEUE,
     )
     scheduling_policy: str = option(
         "auto",
-        "Order of admission: fcfs, first come first served; by priority; or fair, where API keys get shares of what is"
-        " computed (of one unless the key file says, behind the key, share=2). auto takes fair where there are keys.",
+        "Order of admission: fcfs, first come first served; priority, by priority; fair, by each API key's share of"
+        " what is computed, which is one unless the key file says otherwise (share=2 after the key). auto takes fair"
+        " if there are keys.",
         ("auto", *POLICIES),
         Front.HTTP,
     )
-    prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
+    prefix_caching: bool = option(True, "Reuse the keys and values of prefixes that prompts share.")
     speculate: bool = option(
         True,
-        "Guess what comes next from what an answer repeats and what its form leaves, and compute several tokens in a"
-        " step where that saves time. No answer is any different.",
+        "Guess the next tokens from what an answer repeats and what its required form allows, and compute several"
+        " tokens in a step where that saves time. Answers stay the same.",
     )
     draft_model: str = option(
         "",
-        "A small model of the same vocabulary, or an EAGLE-3 head for this model, that guesses beside what repeats, as"
-        " often as that saves time; named as MODEL is. No answer is any different. Not for a model with a window in"
-        " every layer.",
+        "Small model with the same vocabulary, or EAGLE-3 head for this model, that adds guesses of its own to those"
+        " from repetition, as often as that saves time; named like MODEL. Answers stay the same. Not for a model with"
+        " a window in every layer.",
     )
     lora: tuple[str, ...] = option(
         (),
-        "A LoRA adapter to load at the start, as NAME=DIRECTORY in PEFT's layout or NAME=FILE.gguf; requests choose it"
-        " by its name. May be given several times.",
+        "LoRA adapter to load at the start: NAME=DIRECTORY in PEFT's layout, or NAME=FILE.gguf. Requests choose it by"
+        " its name. May be given several times.",
     )
     lora_dir: str = option(
         "",
         "Folder of adapters that an admin may load and unload while the server runs, with POST /v1/load_lora_adapter"
-        " and /v1/unload_lora_adapter; nothing outside it can be named. Without it both are refused.",
+        " and /v1/unload_lora_adapter; nothing outside this folder can be named. Without it both routes are refused.",
         front=Front.HTTP,
     )
-    max_loras: int = option(8, "Adapters that may be loaded at once.")
-    max_lora_rank: int = option(64, "The largest rank that an adapter may have; memory is planned for it.")
+    max_loras: int = option(8, "Most adapters that may be loaded at once.")
+    max_lora_rank: int = option(64, "Largest rank that an adapter may have; memory is planned for it.")
     kv_store: str = option(
         "",
-        "Where KV blocks are kept in files, for prompts that begin alike after a restart, and in other processes: a"
-        " folder, which is made if it is not there; auto for one in the cache directory; off for none. By default auto"
-        " for penstock serve, and off for all else. They tell what prompts and answers said, and are readable by you"
-        " alone. Not for models whose every layer has a window.",
+        "Folder that keeps KV blocks in files, to reuse shared prefixes after a restart and in other processes; it is"
+        " made if it is not there. auto takes one in the cache directory, off keeps none. Without it, penstock serve"
+        " and fleet take PENSTOCK_KV_STORE from the environment, else auto; all else keeps none. The files reveal what"
+        " prompts and answers said, and only you can read them. Not for models with a window in every layer.",
     )
     kv_store_bytes: int = option(
         0,
-        "Most bytes of the disk that --kv-store may take, all models together (10GiB is understood); what was not used"
-        " for longest makes place. 0 takes a tenth of what is free, and 16GiB at most.",
+        "Most disk space that --kv-store may take, all models together, in bytes or with a unit (10GiB); the least"
+        " recently used blocks are evicted. 0 takes a tenth of the free space, and 16GiB at most.",
     )
     max_queued_requests: int = option(
         DEFAULT_SERVER_LIMITS.max_queued_requests,
-        "Sequences that may wait; more are answered 429.",
+        "Most sequences that may wait; more are answered 429.",
         front=Front.QUEUE,
     )
     max_queued_tokens: int = option(
         DEFAULT_SERVER_LIMITS.max_queued_tokens,
-        "Prompt tokens that may wait, all requests together; then 429.",
+        "Most prompt tokens that may wait, all requests together; more are answered 429.",
         front=Front.QUEUE,
     )
     max_queue_seconds: int = option(
         0,
-        "Seconds that a request may wait before its prompt is read, as far as that can be told when it comes; then 429,"
-        " with the time after which to try again. 0: any.",
+        "Most seconds that a request may wait before its prompt is computed, as predicted when it arrives; if longer,"
+        " it is answered 429 with the time after which to try again. 0: no limit.",
         front=Front.QUEUE,
     )
     memory_limit: int = option(
         0,
-        "Most bytes that the server keeps for its clients: requests that are read and answered, output that waits for"
+        "Most bytes that the server keeps for its clients: requests being read and answered, output that waits for"
         " readers, stored answers, compiled grammars. 0 takes 512MiB. The model's weights and its KV cache"
-        " (--kv-cache-memory) are not in it.",
+        " (--kv-cache-memory) do not count.",
         front=Front.HTTP,
     )
     tool_call_parser: str = option(
         "auto",
-        "How the model writes tool calls; auto reads it from its chat template, none refuses tools.",
+        "How the model writes tool calls: auto infers it from the chat template, none refuses tools.",
         TOOL_CALL_PARSERS,
     )
     reasoning_parser: str = option(
         "auto",
-        "How the model writes its reasoning: think between <think> tags; auto reads it from its chat template, none"
-        " leaves it in the text.",
+        "How the model writes its reasoning: think, between <think> tags; auto infers it from the chat template; none"
+        " leaves reasoning in the text.",
         REASONING_PARSERS,
     )
     tokenizer: str = option(
         "",
-        "Where tokenizer and chat template come from instead of the model's own files: a directory with a"
+        "Take tokenizer and chat template from here instead of the model's own files: a directory with a"
         " tokenizer.json, or org/name on the Hugging Face hub.",
     )
     chat_template: str = option(
         "auto",
-        "How conversations are written for the model: auto takes its own chat template, and plain text where it has"
-        " none; none refuses conversations where it has none; else a file with a Jinja template.",
+        "How conversations are written for the model: auto takes the model's own chat template, or plain text if it"
+        " has none; none refuses conversations if it has none; anything else is a file with a Jinja template.",
     )
     generation_config: str = option(
         "auto",
-        "Where sampling defaults come from, for requests that do not give their own: auto takes the model's"
-        " generation_config.json, or what the catalogue says of it; none takes none; else a directory or file.",
+        "Where sampling defaults come from, for requests that give none of their own: auto takes the model's"
+        " generation_config.json, or its defaults in the catalogue; none takes none; anything else is a directory or"
+        " file.",
     )
     runner: str = option(
         "auto",
-        "Where steps are computed: in-process, in the one that asks; or in a process of its own, which is started"
-        " anew if it is killed, crashes or hangs, and whose requests then go on where they were. auto takes in-process,"
-        " but for penstock serve.",
+        "Where steps are computed: in-process, in the calling process; process, in a process of its own, which is"
+        " restarted if it is killed, crashes or hangs, and whose requests then go on where they were. auto takes"
+        " process for servers and for several ranks, else in-process.",
         RUNNERS,
         Front.QUEUE,
     )
     standby: bool = option(
         True,
-        "Fork the process that computes from one that has imported everything and waits, so that a lost one is followed"
-        " in half the time. They share their memory, so the one that waits takes little of its own. On Linux; elsewhere"
-        " each process imports for itself, as all do with --no-standby.",
+        "Fork the process that computes from a standby that has imported everything, so that a lost process is"
+        " replaced in half the time. They share memory, so the standby takes little of its own. Linux only; elsewhere,"
+        " and with --no-standby, each process imports for itself.",
         front=Front.QUEUE,
     )
     kv_events: str = option(
         "",
         "Publish which KV blocks the prefix cache holds, on this ZeroMQ address, for routers that send a prompt where"
-        " its beginning is cached: tcp://127.0.0.1:5557, tcp://*:5557 for every network of this machine, or"
-        " ipc:///path/of/a/socket. They tell what prompts and answers say, to everybody who can connect. Needs the"
-        " extra penstock[kv-events].",
+        " its prefix is cached: tcp://127.0.0.1:5557, tcp://*:5557 for every network of this machine, or"
+        " ipc:///path/of/a/socket. The events reveal what prompts and answers say, to everybody who can connect. Needs"
+        " the extra penstock[kv-events].",
         front=Front.HTTP,
     )
     kv_events_replay: str = option(
         "",
-        "Send KV events once more to whoever asks for them on this ZeroMQ address; none by default.",
+        "ZeroMQ address where readers may ask for past KV events again; none by default.",
         front=Front.HTTP,
     )
     kv_events_topic: str = option(
         "",
-        "Topic of published KV events; llm-d wants kv@ADDRESS@MODEL, with the address that it knows this server by.",
+        "Topic of published KV events; llm-d wants kv@ADDRESS@MODEL, with the address by which it knows this server.",
         front=Front.HTTP,
     )
     kv_events_format: str = option(
         "maps",
-        "How KV events are written: maps with named fields, or arrays, for readers made before vLLM 0.24.",
+        "How KV events are written: maps with named fields; arrays, for readers made before vLLM 0.24.",
         KV_EVENTS_FORMATS,
         Front.HTTP,
     )
     kv_events_buffer: int = option(
         10_000,
-        "Batches of KV events, one a step, that are kept for --kv-events-replay; as many may wait for a slow reader.",
+        "Batches of KV events, one a step, to keep for --kv-events-replay; as many may wait for a slow reader.",
         front=Front.HTTP,
     )
     keep_step_times: bool = option(
         True,
-        "Keep what was learned of step times in the cache directory, some numbers for each model, for the next start on"
-        " this machine.",
+        "Keep learned step times, a few numbers for each model, in the cache directory for the next start on this"
+        " machine.",
         front=Front.HTTP,
     )
-    record: str = option("", "Write every step's plan and result to this file (JSON lines), for replay.")
+    record: str = option("", "Write every step's plan and result to this file, as JSON lines, for replay.")
 
     def __post_init__(self) -> None:
         if not isinstance(self.served_model_name, tuple) or not all(
@@ -285,7 +290,7 @@ class EngineConfig:
         self._check_kv_events()
 
     def _check_kv_events(self) -> None:
-        """Make sure that KV events can be published where the operator says, and that no option is in vain."""
+        """Make sure that KV events can be published where the operator says, and that each option has an effect."""
         for name in ("kv_events", "kv_events_replay"):
             if getattr(self, name):
                 check_socket_address(name, getattr(self, name))
@@ -322,5 +327,5 @@ class EngineConfig:
 
 
 def options_behind(front: Front) -> frozenset[str]:
-    """The names of `EngineConfig`'s options that something reads behind this front."""
+    """The names of `EngineConfig`'s options that have an effect behind this front."""
     return frozenset(each.name for each in fields(EngineConfig) if each.metadata["front"] <= front)

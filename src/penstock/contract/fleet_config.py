@@ -21,29 +21,34 @@ class FleetConfig:
 
     replicas: str = option(
         "2",
-        "Engines that serve the model: a number, or 1-4 for as many as are needed. With --address, 0 ends those that"
-        " run there, and serves nothing.",
+        "Engines that serve the model: a number, or a range such as 1-4 for as many as are needed. With --address, 0"
+        " ends the replicas that run there and serves nothing.",
     )
     address: str = option(
         "",
-        "Join the Ray cluster at this address, such as 10.0.0.1:6379; what runs there by the same --name with other"
-        " options is replaced, replica by replica. By default a cluster is started on this machine, which ends with"
-        " this command.",
+        "Join the Ray cluster at this address, such as 10.0.0.1:6379. Replicas of the same --name that run there with"
+        " other options are replaced one by one. By default, start a cluster on this machine that ends with this"
+        " command.",
     )
     name: str = option(
         "",
-        "What these replicas are called in the cluster, where those of other names go on beside them; by default the"
-        " last part of MODEL.",
+        "Name of these replicas in the cluster, by default the last part of MODEL; replicas of other names are left"
+        " alone.",
     )
     scale_up_wait: float = option(
-        5.0, "With --replicas 1-4: seconds that a new request may have to wait before another replica is started."
+        5.0,
+        "With a range such as --replicas 1-4: start another replica when a new request would wait more than this"
+        " many seconds.",
     )
-    scale_up_delay: float = option(10.0, "Seconds for which requests must wait so long.")
-    scale_down_delay: float = option(300.0, "Seconds for which a replica must not be needed before it is ended.")
-    replica_cpus: float = option(1.0, "Processors that a replica takes of its Ray node.")
-    replica_gpus: float = option(0.0, "GPUs that a replica takes of its Ray node.")
+    scale_up_delay: float = option(
+        10.0, "Seconds for which the wait must stay above --scale-up-wait before a replica is started."
+    )
+    scale_down_delay: float = option(300.0, "Seconds for which a replica must be unneeded before it is ended.")
+    replica_cpus: float = option(1.0, "CPUs that each replica takes of its Ray node.")
+    replica_gpus: float = option(0.0, "GPUs that each replica takes of its Ray node.")
     replica_drain: int = option(
-        600, "Seconds that a replica may finish its answers when it is replaced; the rest go on at another."
+        600,
+        "Seconds that a replica has to finish its answers when it is replaced; the rest continue on another replica.",
     )
 
     def __post_init__(self) -> None:
@@ -62,11 +67,11 @@ class FleetConfig:
 
     @property
     def ends(self) -> bool:
-        """Whether replicas are to be ended, and nothing served."""
+        """Whether to end replicas and serve nothing."""
         return self.bounds == (0, 0)
 
     def name_for(self, model: str) -> str:
-        """What replicas of `model`, a name or a path, are called."""
+        """The name of the replicas of `model`, which is a name or a path."""
         return self.name or _NOT_IN_NAMES.sub("-", model.rstrip("/").rpartition("/")[2])[:100]
 
     @property

@@ -18,65 +18,67 @@ class ServerConfig:
     """What the operator chose for the HTTP side."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
-    port: int = option(8000, "Port to listen on; 0 takes a free one and prints it.")
-    probe_host: str = option("127.0.0.1", "Address that --probe-port is on; 0.0.0.0 for probes from other machines.")
+    port: int = option(8000, "Port to listen on; 0 picks a free port and prints it.")
+    probe_host: str = option("127.0.0.1", "Address of --probe-port; 0.0.0.0 for probes from other machines.")
     probe_port: int = option(
         0,
-        "A port of its own for /health, /health/live, /health/ready, /metrics and the list /v1/models, which need no"
-        " key there; 0 for none.",
+        "Separate port for /health, /health/live, /health/ready, /metrics and the list /v1/models, which need no key"
+        " there; 0 for none.",
     )
     api_key_file: str = option(
         "",
-        "File of API keys, one per line; `admin KEY` marks one that may use the admin routes, `gateway KEY` one of a"
-        " router that keeps its callers apart by cache_salt, `KEY concurrent=8` one that may have eight requests at"
-        " once. PENSTOCK_API_KEY, PENSTOCK_ADMIN_KEY and PENSTOCK_GATEWAY_KEY in the environment add one each. Without"
-        " any key only this machine is served.",
+        "File of API keys, one per line: `admin KEY` may use the admin routes, `gateway KEY` is for a router that"
+        " keeps its callers apart by cache_salt, `KEY concurrent=8` may have eight requests at once. PENSTOCK_API_KEY,"
+        " PENSTOCK_ADMIN_KEY and PENSTOCK_GATEWAY_KEY in the environment add one key each. Without any key, only this"
+        " machine is served.",
     )
     allowed_hosts: str = option(
-        "", "Names, separated by commas, that the Host header may hold beside this machine's own; * for any."
+        "", "Comma-separated names that the Host header may hold besides this machine's own; * for any."
     )
     cors_origins: str = option(
-        "", "Web pages' origins, separated by commas, that may call this server; none by default, * for any."
+        "", "Comma-separated origins of web pages that may call this server; none by default, * for any."
     )
     compat: bool = option(
         False,
-        "Ignore fields that are unknown or not supported instead of refusing them, and list them in the answer's"
+        "Ignore unknown and unsupported fields instead of refusing them, and list them in the answer's"
         " x-ignored-params header.",
     )
     normalize_prompts: bool = option(
         False,
         "Drop or move lines at the front of a system prompt that change from request to request (a billing header,"
-        " today's date, a request's id), so that prompts that are otherwise alike begin alike; the answer's"
+        " today's date, a request's id), so that prompts that are otherwise alike share a prefix; the answer's"
         " x-normalized header says what was done.",
     )
     request_timeout: float = option(
         DEFAULT_SERVER_LIMITS.request_seconds, "Seconds after which a request ends with an error; 0 for never."
     )
     drain_timeout: int = option(
-        DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may go on after SIGTERM or SIGINT."
+        DEFAULT_SERVER_LIMITS.drain_seconds, "Seconds that running answers may continue after SIGTERM or SIGINT."
     )
-    max_connections: int = option(DEFAULT_SERVER_LIMITS.max_connections, "Connections at once; more are answered 429.")
-    log_format: str = option("text", "How log lines are written to standard error.", LOG_FORMATS)
+    max_connections: int = option(
+        DEFAULT_SERVER_LIMITS.max_connections, "Most connections at once; more are answered 429."
+    )
+    log_format: str = option("text", "Format of log lines on standard error.", LOG_FORMATS)
     log_requests: bool = option(
-        False, "Log one line per request: id, route, status, tokens, timings; never text of a prompt or an answer."
+        False, "Log one line per request: id, route, status, tokens and timings, never text of a prompt or an answer."
     )
     journal: str = option(
         "",
-        "Folder for a journal, made if it is not there: with it streams can be resumed after this server has ended,"
-        " however it did, responses in the background are finished, and stored answers found. Of answers that their"
-        " callers ask to store, which is what /v1/responses does unless store is false, their text and that of their"
-        " requests is in it, until they are deleted or newer ones take their place; of all others no text is.",
+        "Folder for a journal, made if it is not there. However this server ends, the next one can then resume"
+        " streams, finish background responses and find stored answers. The journal holds the text of an answer and"
+        " its request only if the caller asks to store it, as /v1/responses does unless store is false, and only until"
+        " it is deleted or newer ones take its place.",
     )
     answer_cache: int = option(
         0,
-        "Most bytes of whole answers to keep in memory, for requests that would be answered the same, bit for bit:"
-        " greedy ones, and those with a seed. They are then not computed; each API key finds its own alone. 0 keeps"
-        " none.",
+        "Most bytes of whole answers to keep in memory and send again, without computing, to requests that would get"
+        " the same answer bit for bit: greedy requests, and requests with a seed. Each API key finds only its own"
+        " answers. 0 keeps none.",
     )
     profile_dir: str = option(
         "",
-        "Folder for profiles, made if it is not there: an admin begins one with POST /start_profile and ends it with"
-        " POST /stop_profile. Without it both are refused.",
+        "Folder for profiles, made if it is not there: an admin starts a profile with POST /start_profile and ends it"
+        " with POST /stop_profile. Without a folder both routes are refused.",
     )
     otlp_traces_endpoint: str = option(
         "", "Send an OpenTelemetry span per request to this OTLP/HTTP URL; needs the extra penstock[otel]."
@@ -106,21 +108,22 @@ class HostingConfig:
 
     models_file: str = option(
         "",
-        "YAML file of models to serve behind the same port: a list `models` of entries with `model` and, as wanted,"
-        " `pin: true`, `unload-after: SECONDS` and any option of the engine.",
+        "YAML file of models to serve behind one port: a list `models` of entries with `model` and, optionally, `pin:"
+        " true`, `unload-after: SECONDS` and any engine option.",
     )
     max_loaded_models: int = option(
-        0, "Models loaded at once; the one that was used least recently makes room for another. 0 for all."
+        0, "Most models loaded at once; the least recently used one makes room for another. 0 for all."
     )
     models_memory: int = option(
-        0, "Most bytes of all models that are loaded, weights and KV caches together; 0 for what the machine has."
+        0, "Most bytes of all loaded models, weights and KV caches together; 0 for what the machine has."
     )
     pin: tuple[str, ...] = option(
-        (), "A model that is loaded at the start and never makes room for others. May be given several times."
+        (), "Load this model at the start, and never unload it to make room for others. May be given several times."
     )
-    unload_after: float = option(0.0, "Seconds without a request after which a model is unloaded; 0 for never.")
+    unload_after: float = option(0.0, "Unload a model after this many seconds without a request; 0 for never.")
     model_wait: float = option(
-        120.0, "Seconds that a request waits for its model; it is then asked to come again. 0 for no limit."
+        120.0,
+        "Seconds that a request waits for its model to load; it is then refused and told to try again. 0 for no limit.",
     )
 
     def __post_init__(self) -> None:

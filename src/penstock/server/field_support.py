@@ -59,23 +59,23 @@ _NO_TOOLS = "This server calls no tools of its own."
 _HOSTED = "Belongs to the other vendor's hosted service: accounts, regions, tiers, moderation."
 _USER_TEMPLATE = "Templates are programs: only the model's own is run."
 _LIBRARY_BEAMS = "Beam search is in the Python API: LLM.beam_search and AsyncLLM.beam_search."
-_AUTOMATIC_CACHE = "The prefix cache is automatic; what may be shared is said with cache_salt."
+_AUTOMATIC_CACHE = "The prefix cache is automatic; cache_salt says what may be shared."
 
 REASONS = {
     "access_programs": _HOSTED,
     "audio": _TEXT_ONLY,
-    "best_of": "Only /v1/completions chooses among more than n.",
+    "best_of": "Only /v1/completions generates more than n choices and picks the best.",
     "chat_template": _USER_TEMPLATE,
     "container": _HOSTED,
     "context_management": "Conversations are never shortened here; one that is too long is refused.",
-    "conversation": "Conversations are continued by previous_response_id.",
+    "conversation": "Continue a conversation with previous_response_id.",
     "diagnostics": _HOSTED,
     "embed_dtype": "Vectors are float32.",
     "endianness": "Vectors in base64 are little-endian, on every machine.",
     "documents": "Put documents into the messages.",
     "early_stopping": _LIBRARY_BEAMS,
     "image": _TEXT_ONLY,
-    "load_inplace": "An adapter is unloaded first, when its requests have ended.",
+    "load_inplace": "Unload the adapter first; that waits until its requests have ended.",
     "lora_int_id": "Adapters have names, not numbers.",
     "inference_geo": _HOSTED,
     "length_penalty": _LIBRARY_BEAMS,
@@ -85,23 +85,23 @@ REASONS = {
     "mm_processor_kwargs": _TEXT_ONLY,
     "modalities": _TEXT_ONLY,
     "moderation": _HOSTED,
-    "prediction": "There is no speculation from a given text yet.",
+    "prediction": "Speculation from a given text is not implemented yet.",
     "prompt": "Stored prompts belong to the other vendor's hosted service.",
     "prompt_cache_options": _AUTOMATIC_CACHE,
     "prompt_cache_retention": _AUTOMATIC_CACHE,
-    "prompt_embeds": "No tensors are taken from callers.",
-    "request_id": "Send the x-request-id header; it is repeated in the answer.",
+    "prompt_embeds": "Tensors from callers are not accepted.",
+    "request_id": "Send the x-request-id header; the answer repeats it.",
     "service_tier": _HOSTED,
     "speed": _HOSTED,
-    "instruction": "There is no reranking model here that was trained to follow one.",
-    "activation": "A score is a cosine as it is.",
-    "softmax": "A score is a cosine as it is.",
-    "use_activation": "A score is a cosine as it is.",
-    "max_tokens_per_doc": "Cut every text with truncate_prompt_tokens.",
-    "suffix": "The models served here continue text; they do not fill it in.",
+    "instruction": "There is no reranking model here that was trained to follow an instruction.",
+    "activation": "A score is a plain cosine.",
+    "softmax": "A score is a plain cosine.",
+    "use_activation": "A score is a plain cosine.",
+    "max_tokens_per_doc": "Use truncate_prompt_tokens, which cuts every text.",
+    "suffix": "The models served here continue text; they do not fill in gaps.",
     "truncation": "Nothing is shortened silently: a conversation that is too long is refused.",
     "truncate_prompt_tokens": "Nothing is shortened silently: a prompt that is too long is refused.",
-    "truncation_side": "Where truncate_prompt_tokens is honoured, it leaves off the end.",
+    "truncation_side": "Where truncate_prompt_tokens is honoured, it cuts off the end.",
     "use_beam_search": _LIBRARY_BEAMS,
     "user_profile_id": _HOSTED,
     "web_search_options": _NO_TOOLS,
@@ -168,12 +168,18 @@ def _cell(text: str) -> str:
 INTRODUCTION = """\
 # Request fields
 
-Written by `docs/write_api_fields.py` from the tables that requests are checked against; a test holds the two equal, and
-another holds them against the request types of the official `openai` and `anthropic` clients.
+Written by `docs/write_api_fields.py` from the tables that requests are checked against. One test checks that this page
+agrees with the tables; another compares the tables with the request types of the official `openai` and `anthropic`
+clients.
 
-No field is silently ignored. It is **honoured**, or **refused** with status 400 and an error that names it, or **a
-hint**: clients send it along, and it asks for nothing that an answer could lack; it is checked, and changes nothing.
-A refused field is taken where its value asks for nothing (`null` always does; others are listed). A field that is in no
-table is refused as unknown. With `penstock serve --compat`, what would be refused as unknown or unsupported is left out
-instead, and the answer's `x-ignored-params` header lists it.
+No field is silently ignored. Each is one of three kinds:
+
+- **honoured**: it does what it says;
+- **refused**: the answer is status 400, with an error that names the field;
+- **a hint**: clients send it anyway, and it asks for nothing that an answer could lack. It is checked, and changes
+  nothing.
+
+A refused field is accepted if its value asks for nothing: `null` always does, and the tables list other such values. A
+field that is in no table is refused as unknown. With `penstock serve --compat`, a field that would be refused as
+unknown or unsupported is left out instead, and the answer's `x-ignored-params` header lists it.
 """

@@ -1,11 +1,11 @@
 """The sampling parameters, one module each, discovered automatically: to add a parameter, add its file.
 
 Every module here is named after its parameter and has one `PARAMETER`. `PARAMETERS` holds them sorted by name, and
-`STAGES` holds the stages that reshape the distribution, in the order in which they run. Before temperature come
-constraints and biases (allowed_token_ids, bad_words, logit_bias, in vLLM's order) and the penalties (repetition,
-frequency, presence, DRY); they apply to greedy choices too. After temperature come the filters: top_n_sigma, top_k,
-typical_p, top_p, min_p, and finally XTC, which must see what the others left (llama.cpp's order). Each filter sees the
-distribution that the ones before it left, as in transformers.
+`STAGES` holds the stages that reshape the distribution, in the order in which they run. Constraints and biases
+(allowed_token_ids, bad_words, logit_bias, in vLLM's order) and the penalties (repetition, frequency, presence, DRY) run
+before temperature and apply to greedy choices too. The filters run after temperature: top_n_sigma, top_k, typical_p,
+top_p, min_p, and finally XTC, which must see what the others left (llama.cpp's order). Each filter sees the
+distribution that the filters before it left, as in transformers.
 """
 
 from __future__ import annotations

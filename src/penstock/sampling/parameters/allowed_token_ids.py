@@ -33,7 +33,7 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="allowed_token_ids",
-    doc="Token ids that may be generated, and no others; the end of sequence too must be among them to be possible."
-    " An empty list is none: every token may be.",
+    doc="Generate only these token ids. Include the end-of-sequence id, or the completion cannot end with it. An empty"
+    " list allows every token.",
     stages=(RowStage(1, apply),),
 )

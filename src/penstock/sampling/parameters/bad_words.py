@@ -59,7 +59,8 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="bad_words",
-    doc="Texts that are not generated: the token that would complete one is ruled out. Spelled as the tokenizer spells"
-    " them, at a start and after a space.",
+    doc="Do not generate these texts: a token that would complete one is ruled out. Each text is matched as the"
+    " tokenizer spells it, at the start of a text and after a space. Where no other token is left, nothing is ruled"
+    " out.",
     stages=(RowStage(2, apply),),
 )

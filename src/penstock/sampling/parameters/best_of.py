@@ -1,4 +1,4 @@
-"""`best_of`: how many choices are generated, of which the best `n` are returned.
+"""`best_of`: how many choices are generated; the best `n` are returned.
 
 OpenAI, API reference of completions: the best are "the ones with the highest log probability per token".
 """
@@ -19,6 +19,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.REQUEST,
     field="best_of",
-    doc="Generate this many completions, at least n, and answer the n of them whose tokens have the highest mean log"
-    " probability, best first; all count as usage. Not together with streaming.",
+    doc="Generate this many completions, at least n, and return the n whose tokens have the highest mean log"
+    " probability, best first; all count as usage. Above n, not together with streaming.",
 )

@@ -17,5 +17,5 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="dry_allowed_length",
-    doc="Repetitions of fewer tokens than this are not penalised by dry_multiplier.",
+    doc="Let dry_multiplier penalise only repetitions of at least this many tokens.",
 )

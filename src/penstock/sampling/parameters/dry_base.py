@@ -17,5 +17,5 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="dry_base",
-    doc="By what the penalty of dry_multiplier is multiplied for each further token that is repeated.",
+    doc="Multiply the penalty of dry_multiplier by this for each further repeated token.",
 )

@@ -87,6 +87,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="dry_multiplier",
-    doc="Strength of the penalty on tokens that would prolong a word-for-word repetition (DRY); 0 is off, 0.8 usual.",
+    doc="Penalise tokens that would continue a word-for-word repetition (DRY), with this strength; 0 is off, 0.8 is"
+    " usual.",
     stages=(RowStage(7, apply),),
 )

@@ -15,5 +15,5 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="dry_penalty_last_n",
-    doc="How many of the last tokens dry_multiplier looks at; -1 is all of them, 0 none.",
+    doc="Let dry_multiplier look at only this many of the last tokens; -1 is all of them, 0 none.",
 )

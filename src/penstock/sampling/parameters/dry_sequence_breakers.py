@@ -21,6 +21,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="dry_sequence_breakers",
-    doc="Texts that interrupt a repetition for dry_multiplier: line break, colon, quotation mark and asterisk unless"
-    " given. A token breaks where its text holds one of them.",
+    doc="End a repetition, for dry_multiplier, at every token whose text contains one of these texts; by default line"
+    " break, colon, quotation mark and asterisk.",
 )

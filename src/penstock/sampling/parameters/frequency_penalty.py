@@ -33,7 +33,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="frequency_penalty",
-    doc="Lowers the logit of each generated token by this much for every time it was generated; the prompt does not"
-    " count. 0 is off.",
+    doc="Lower a token's logit by this much for each time it has been generated; the prompt does not count. 0 is off.",
     stages=(RowStage(5, apply),),
 )

@@ -33,6 +33,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="logit_bias",
-    doc="An object of token ids (as strings) and numbers from -100 to 100 that are added to their logits.",
+    doc="Add numbers to the logits of tokens: an object of token ids (as strings) and numbers from -100 to 100.",
     stages=(RowStage(3, apply),),
 )

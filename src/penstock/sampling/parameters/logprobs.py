@@ -16,6 +16,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="logprobs",
-    doc="Return the log probability of each generated token and of this many top alternatives; under the model's own"
-    " distribution, before temperature and the filters, unless logprobs_mode says otherwise.",
+    doc="Return the log probability of each generated token and of this many top alternatives. They come from the"
+    " model's own distribution, before temperature and the filters, unless logprobs_mode says otherwise.",
 )

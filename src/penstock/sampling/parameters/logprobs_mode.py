@@ -18,6 +18,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="logprobs_mode",
-    doc="raw_logprobs is the model's own distribution; processed_logprobs the one that the token was chosen from, after"
-    " biases, penalties, temperature and filters (in vLLM an option of the server).",
+    doc="Where log probabilities come from. raw_logprobs: the model's own distribution. processed_logprobs: the one"
+    " that the token was chosen from, after biases, penalties, temperature and filters. (In vLLM this is an option of"
+    " the server.)",
 )

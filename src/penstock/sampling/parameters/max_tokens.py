@@ -15,5 +15,5 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.STOP_RULES,
     field="max_tokens",
-    doc="Most tokens to generate; null means the rest of the model's context.",
+    doc="Generate at most this many tokens; null means the rest of the model's context.",
 )

@@ -15,5 +15,6 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.STOP_RULES,
     field="min_tokens",
-    doc="No stop token or stop string ends the completion before it has this many tokens.",
+    doc="Do not let a stop token, a stop string or repetition_detection end the completion before it has this many"
+    " tokens.",
 )

@@ -16,5 +16,5 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.REQUEST,
     field="n",
-    doc="How many completions to generate from the one prompt; each draws its own random numbers.",
+    doc="Generate this many completions of the prompt; each draws its own random numbers.",
 )

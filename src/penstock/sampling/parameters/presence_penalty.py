@@ -33,6 +33,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="presence_penalty",
-    doc="Lowers the logit of each token that was generated already by this much; the prompt does not count. 0 is off.",
+    doc="Lower a token's logit by this much if it has been generated already; the prompt does not count. 0 is off.",
     stages=(RowStage(6, apply),),
 )

@@ -16,6 +16,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="prompt_logprobs",
-    doc="Return the log probability of each token of the prompt but the first, and of this many top alternatives;"
-    " always under the model's own distribution. The prompt is then computed anew, whatever is cached of it.",
+    doc="Return the log probability of each token of the prompt but the first, and of this many top alternatives,"
+    " always from the model's own distribution. The whole prompt is then recomputed, even if it is cached.",
 )

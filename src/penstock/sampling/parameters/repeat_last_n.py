@@ -15,6 +15,6 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="repeat_last_n",
-    doc="How many of the last tokens repetition_penalty, frequency_penalty and presence_penalty look at; -1 is all of"
-    " them, 0 none.",
+    doc="Let repetition_penalty, frequency_penalty and presence_penalty look at only this many of the last tokens; -1"
+    " is all of them, 0 none.",
 )

@@ -16,6 +16,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.STOP_RULES,
     field="repetition",
-    doc="Ends the completion, with finish reason repetition, once its last tokens are min_count copies of one pattern"
-    " of min_pattern_size (1 unless given) to max_pattern_size tokens.",
+    doc="End the completion, with finish reason repetition, once its last tokens are min_count copies of one pattern"
+    " of min_pattern_size (default 1) to max_pattern_size tokens.",
 )

@@ -35,7 +35,7 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="repetition_penalty",
-    doc="Above 1, tokens of the prompt and of what was generated become less likely; below 1, more likely. 1 is off.",
+    doc="Make tokens of the prompt and the output less likely (above 1) or more likely (below 1). 1 is off.",
     stages=(RowStage(4, apply),),
     from_model=True,
 )

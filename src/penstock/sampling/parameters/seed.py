@@ -15,7 +15,7 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.SPEC,
     field="seed",
-    doc="Makes a random request repeatable: the same request with the same seed gives the same tokens, "
-    "whatever else runs beside it. Without one, a fresh seed is drawn.",
+    doc="Make a random request repeatable: the same request with the same seed gives the same tokens, whatever else is"
+    " running. Without a seed, a fresh one is drawn.",
     random_only=True,
 )

@@ -16,6 +16,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.STOP_RULES,
     field="strings",
-    doc="One string or a list of strings that end the completion when they appear in it. The match and "
-    "everything after it are cut off.",
+    doc="End the completion when one of these strings appears in it: one string or a list. The match and everything"
+    " after it are cut off.",
 )

@@ -16,5 +16,5 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.STOP_RULES,
     field="token_ids",
-    doc="Token ids that end the completion, beside the model's own end-of-sequence ids.",
+    doc="End the completion at any of these token ids, in addition to the model's own end-of-sequence ids.",
 )

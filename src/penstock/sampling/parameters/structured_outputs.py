@@ -104,6 +104,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.REQUEST,
     field="grammar",
-    doc="The form that the answer must have: an object with one of json (a JSON schema), regex, choice (a list of "
-    "strings), grammar (Lark or GBNF) and json_object (true).",
+    doc="Constrain the form of the answer: an object with exactly one of json (a JSON schema), regex, choice (a list"
+    " of strings), grammar (Lark or GBNF) and json_object (true).",
 )

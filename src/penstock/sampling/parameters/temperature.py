@@ -39,8 +39,8 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="temperature",
-    doc="Randomness of the choice: logits are divided by it. 0 always takes the most likely token (the lowest id where"
-    " several are), and makes top_k, top_p, min_p and seed irrelevant.",
+    doc="Divide the logits by this: the higher, the more random the choice. 0 always takes the most likely token (the"
+    " lowest id if several tie), and makes top_k, top_p, min_p and seed irrelevant.",
     stages=(Stage(10, apply),),
     from_model=True,
 )

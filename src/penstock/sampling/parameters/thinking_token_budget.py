@@ -15,6 +15,6 @@ PARAMETER = Parameter(
     nullable=True,
     home=Home.REQUEST,
     field="thinking_token_budget",
-    doc="Most tokens of reasoning: after so many the closing tag is written, and the model answers. For models that "
-    "think; null for no bound of its own.",
+    doc="Think for at most this many tokens; then the closing tag is written, and the model answers. Only for models"
+    " that think; null sets no separate limit.",
 )

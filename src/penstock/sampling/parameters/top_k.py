@@ -20,7 +20,7 @@ _RANGE = Integer(-1, 2**31 - 1)
 
 
 class _Count:
-    """A count of tokens; 0 takes all, and so does -1, as in vLLM."""
+    """A count of tokens; 0 and, as in vLLM, -1 take all."""
 
     def check(self, name: str, value: object) -> int:
         """`value`, or 0 for -1."""
@@ -32,7 +32,7 @@ class _Count:
 
 
 def apply(logits: Tensor, values: Tensor) -> Tensor:
-    """Keep the `values` `[R, 1]` top tokens of each row of `[R, V]`, and those tied with the last of them.
+    """Keep the `values` `[R, 1]` top tokens of each row of `[R, V]`, and any tied with the last one.
 
     Ties are kept so that the result does not depend on the order in which equal logits happen to be found.
     """
@@ -50,7 +50,7 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="top_k",
-    doc="Draw only from this many of the most likely tokens (and those tied with the last of them); 0 or -1 takes all.",
+    doc="Draw only from this many of the most likely tokens (and any tied with the last one); 0 or -1 takes all.",
     stages=(Stage(20, apply),),
     random_only=True,
     from_model=True,

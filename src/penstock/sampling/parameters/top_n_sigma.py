@@ -1,7 +1,8 @@
 """`top_n_sigma`: only tokens whose logit lies within n standard deviations of the largest.
 
-Tang, Liu, Zhang and others, "Top-n-sigma: not all logits are you need" (2024), section 3.2. The deviation is that of
-the logits that are not ruled out. Temperature scales all of them equally, and so does not change which tokens stay.
+Tang, Liu, Zhang and others, "Top-n-sigma: not all logits are you need" (2024), section 3.2. The deviation is
+taken over the logits that are not ruled out. Temperature scales all logits equally, so it does not change which tokens
+stay.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
 def _last_of_nucleus(descending: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest probability `[R, 1]` within the nucleus, and whether the sum `[R]` reached p at all."""
     sums = running_sums(descending)  # [R, W]
-    size = 1 + (sums[:, :-1] < p).sum(-1, keepdim=True)  # [R, 1]: a token is in if those before it do not reach p
+    size = 1 + (sums[:, :-1] < p).sum(-1, keepdim=True)  # [R, 1]: a token is in if the tokens before it do not reach p
     return descending.gather(-1, size - 1), sums[:, -1] >= p.squeeze(-1)
 
 
@@ -53,7 +53,7 @@ PARAMETER = Parameter(
     home=Home.SPEC,
     field="top_p",
     doc="Draw only from the smallest set of the most likely tokens whose probabilities add up to at least this; the"
-    " token that crosses the bound is in the set. 1 takes all.",
+    " set includes the token that reaches it. 1 takes all.",
     stages=(Stage(30, apply),),
     random_only=True,
     from_model=True,

@@ -24,10 +24,10 @@ def apply(logits: Tensor, values: Tensor) -> Tensor:
     probabilities = log_p.exp()
     terms = (probabilities * log_p).masked_fill(probabilities == 0, 0.0)
     entropy = -row_sums(terms)  # [R, 1]
-    distance = (log_p + entropy).abs()  # of surprise from entropy; infinite for what is ruled out
+    distance = (log_p + entropy).abs()  # between surprise and entropy; infinite for ruled-out tokens
     order = distance.argsort(dim=-1, stable=True)
     before = running_sums(probabilities.gather(-1, order))[:, :-1]
-    size = 1 + (before < p).sum(-1, keepdim=True)  # a token is in if those before it do not reach p
+    size = 1 + (before < p).sum(-1, keepdim=True)  # a token is in if the tokens before it do not reach p
     last = distance.gather(-1, order.gather(-1, size - 1))  # [R, 1]
     return logits.masked_fill(distance > last, float("-inf"))
 
@@ -40,8 +40,8 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="typical_p",
-    doc="Draw only from the tokens whose surprise is nearest to the expected one, as many as hold this much probability"
-    " together. 1 takes all.",
+    doc="Draw only from the tokens whose surprise is nearest to the expected surprise, as many as it takes to reach"
+    " this probability together. 1 takes all.",
     stages=(Stage(25, apply),),
     random_only=True,
     from_model=True,

@@ -42,8 +42,8 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="xtc_probability",
-    doc="How often the most likely tokens are excluded: all that are at least xtc_threshold likely but the least likely"
-    " of them. 0 is never.",
+    doc="Exclude the most likely tokens with this probability: all that are at least xtc_threshold likely, except the"
+    " least likely of them. 0 is off.",
     stages=(RowStage(50, apply),),
     random_only=True,
 )

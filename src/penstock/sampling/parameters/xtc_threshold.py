@@ -17,6 +17,6 @@ PARAMETER = Parameter(
     nullable=False,
     home=Home.SPEC,
     field="xtc_threshold",
-    doc="How likely a token must be to count among the most likely for xtc_probability; above 0.5 there are never two.",
+    doc="Count tokens at least this likely among the most likely for xtc_probability; above 0.5 there are never two.",
     random_only=True,
 )
