@@ -1,6 +1,6 @@
-"""Checks that the documents are true to the tree: links and anchors lead somewhere, and what they name exists.
+"""Checks the documents against the tree: links and anchors lead somewhere, and what they name exists.
 
-In a document, code is named as a link whose text is a name and whose target is a Python file:
+A document names code by a link whose text is a name and whose target is a Python file:
 [`Scheduler.plan`](../src/penstock/core/scheduler.py). The name must be defined in that file. Code spans that look like
 a path of the project (`docs/check.py`) or a target of make (`make check`) must be one, and the site's navigation must
 hold every page. Run by `make check` and by the tests; standard library only, so that it takes no time.
@@ -28,20 +28,20 @@ NAV_PAGE = re.compile(r"^ *- .*?([\w./-]+\.(?:md|ipynb))$", re.MULTILINE)
 
 
 def documents() -> list[Path]:
-    """Every Markdown file of the project, and every notebook."""
+    """Return every Markdown file of the project, and every notebook."""
     patterns = ("*.md", "docs/**/*.md", "docs/*.ipynb", "bench/*.md", "reliability/*.md")
     return sorted(page for pattern in patterns for page in ROOT.glob(pattern))
 
 
 def text_of(document: Path) -> str:
-    """What a document says, without its blocks of code."""
+    """Return a document's text without its code blocks."""
     text = prose(document) if document.suffix == ".ipynb" else document.read_text(encoding="utf-8")
     return FENCE.sub("", text)
 
 
 @cache
 def defined_names(source: Path) -> dict[str, int]:
-    """Names that a Python file defines, with their lines: functions, classes, assignments, and members, dotted."""
+    """Return the names that a Python file defines, with lines: functions, classes, assignments, and members, dotted."""
     return dict(_names(ast.parse(source.read_text(encoding="utf-8")).body, ""))
 
 
@@ -61,7 +61,7 @@ def _names(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, int]]:
 
 @cache
 def anchors(document: Path) -> frozenset[str]:
-    """What can follow the `#` of a link to a document: its headings, as addresses spell them."""
+    """Return what can follow the `#` of a link to a document: its headings as slugs."""
     found: dict[str, int] = {}
     for heading in HEADING.findall(text_of(document)):
         slug = _slug(LINK.sub(r"\g<text>", heading).replace("`", ""))
@@ -75,7 +75,7 @@ def _slug(heading: str) -> str:
 
 
 def problems(document: Path) -> Iterator[str]:
-    """What is wrong with one document, a line each."""
+    """Yield what is wrong with one document, a line for each problem."""
     text = text_of(document)
     for match in LINK.finditer(text):
         if not re.match(r"[a-z]+:", match["target"]):
@@ -101,24 +101,24 @@ def _link_problems(document: Path, match: re.Match[str]) -> Iterator[str]:
 
 
 def names_code(text: str, place: Path) -> bool:
-    """Whether a link's text is the name of something in a Python file, rather than the file's own."""
+    """Whether a link's text names something in a Python file, rather than the file itself."""
     own = text.endswith(".py`") or code_name(text) == place.stem
     return place.suffix == ".py" and text.startswith("`") and "/" not in text and not own
 
 
 def code_name(text: str) -> str:
-    """The name that a link's text spells."""
+    """Return the name that a link's text spells."""
     return text.strip("`").removesuffix("()")
 
 
 @cache
 def make_targets() -> frozenset[str]:
-    """What can be made."""
+    """Return the targets of the Makefile."""
     return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def navigation_problems() -> Iterator[str]:
-    """Pages that the site's navigation does not show, and entries that are no page."""
+    """Yield pages that the site's navigation does not show, and entries without a page."""
     shown = set(NAV_PAGE.findall((ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     pages = {str(page.relative_to(ROOT / "docs")) for page in documents() if page.is_relative_to(ROOT / "docs")}
     decisions = {page for page in pages if page.startswith("adr/")}  # put there by the site's hook

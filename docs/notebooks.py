@@ -1,7 +1,7 @@
-"""Reads a notebook of the documentation: its prose and code, and what its code said when it was run last.
+"""Reads a notebook of the documentation: its prose and code, and what its code printed when it was last run.
 
 A notebook is a JSON file (nbformat 4). Ours have two kinds of cells, and three kinds of outputs: printed text, a value
-in words, and a picture; what else there is gets refused. Standard library only: the checks read notebooks too.
+as text, and a picture; anything else is refused. Standard library only: the checks read notebooks too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Cell:
 
     Attributes:
         source: Markdown or Python.
-        code: whether it is Python.
-        said: what it printed, and the value of its last line, in order.
-        pictures: PNG files that it drew.
+        code: whether the source is Python.
+        said: what the cell printed, and the value of its last line, in order.
+        pictures: PNG files that the cell drew.
     """
 
     source: str
@@ -36,10 +36,10 @@ class Cell:
 
 
 def cells(notebook: Path) -> list[Cell]:
-    """All cells, in order.
+    """Return all cells, in order.
 
     Raises:
-        ValueError: one is of a kind that is not shown, or ended in an error when it was run last.
+        ValueError: a cell or output is of a kind that is not shown, or the cell's last run ended in an error.
     """
     return [_cell(notebook, each) for each in json.loads(notebook.read_text(encoding="utf-8"))["cells"]]
 
@@ -67,12 +67,12 @@ def _cell(notebook: Path, cell: dict[str, Any]) -> Cell:
 
 
 def prose(notebook: Path) -> str:
-    """The text of a notebook as one Markdown document, without its code."""
+    """Return the text of a notebook as one Markdown document, without its code."""
     return "\n\n".join(cell.source for cell in cells(notebook) if not cell.code)
 
 
 def markdown(notebook: Path) -> str:
-    """A notebook as a page: its text, its code, and below that what it said and drew, in the files of `pictures`."""
+    """Return a notebook as a page: its text, its code, and below each what it printed and drew (see `pictures`)."""
     names = iter(pictures(notebook))
     return "\n\n".join(part for cell in cells(notebook) for part in _parts(cell, names)) + "\n"
 
@@ -89,6 +89,6 @@ def _parts(cell: Cell, names: Iterator[str]) -> Iterator[str]:
 
 
 def pictures(notebook: Path) -> dict[str, bytes]:
-    """A notebook's pictures, by file names that belong beside its page."""
+    """Return a notebook's pictures by the file names that they have beside its page."""
     drawn = (picture for cell in cells(notebook) for picture in cell.pictures)
     return {f"{notebook.stem}-{number}.png": picture for number, picture in enumerate(drawn, start=1)}

@@ -1,7 +1,7 @@
-"""Runs docs/a-minute-of-serving.ipynb from top to bottom, and writes down what it says: `make notebook`.
+"""Runs docs/a-minute-of-serving.ipynb from top to bottom, and stores its outputs: `make notebook`.
 
-Needs the extra `notebook` and the default model. What depends on who ran it (times of cells, versions of Python) is
-left out, so that a run without a change in the notebook changes only its outputs.
+Needs the extra `notebook` and the default model. What depends on the machine that ran it (times of cells, versions of
+Python) is left out, so that a run without a change in the notebook changes only its outputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the site adds to the documents: pages of source, so that a link into the tree leads to the line it names.
+"""Adds source pages to the site's documents, so that a link into the tree leads to the line it names.
 
-A hook of mkdocs (mkdocs.yml names it). The documents link to files beside `docs/` by relative paths, which is what an
-editor and a code host follow; here every such file becomes a page below `source/`, or is copied where it is no text to
-read. A notebook becomes a page of its text, its code and what that said. Also puts the decision records into the
-navigation, so that a new one needs no second entry.
+A hook of mkdocs (mkdocs.yml names it). The documents link to files beside `docs/` by relative paths, which editors and
+code hosts follow; here every such file becomes a page below `source/`, or is copied if it is not text to read. A
+notebook becomes a page of its text, its code and the code's output. Also puts the decision records into the navigation,
+so that a new one needs no second entry.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _linked_files() -> set[Path]:
 
 
 def _place(document: Path, target: str) -> Path | None:
-    """The file of the tree outside `docs/` that a link leads to; None where it leads elsewhere."""
+    """Return the file of the tree outside `docs/` that a link leads to; None if it leads elsewhere."""
     if re.match(r"[a-z]+:|#", target):
         return None
     place = (document.parent / target.partition("#")[0]).resolve()
@@ -84,7 +84,7 @@ def _place(document: Path, target: str) -> Path | None:
 
 
 def _address(place: Path) -> str:
-    """Where a file of the tree stands on the site."""
+    """Return the path of a file of the tree on the site."""
     address = f"source/{place.relative_to(ROOT).as_posix()}"
     return f"{address}.md" if place.suffix in LANGUAGES else address
 
@@ -98,7 +98,7 @@ def _source_page(place: Path) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs' own)
-    """Lead links into the tree to their pages, at the line of what they name; and show bars in tables as bars."""
+    """Point links into the tree at their pages, at the line of what they name; and show bars in tables as bars."""
     if page.file.src_uri.startswith("source/"):
         return markdown
     markdown = BARRED_CODE.sub(_barred, markdown)
@@ -111,7 +111,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _barred(match: re.Match[str]) -> str:
-    """Code with bars in it as markup: a code host wants them escaped in a table, Python-Markdown shows the escape."""
+    """Write code with bars as markup: a code host wants bars escaped in a table, Python-Markdown shows the escape."""
     return f"<code>{escape(match[1].replace(BAR, '|')).replace('|', '&#124;')}</code>"
 
 

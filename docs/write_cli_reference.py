@@ -17,11 +17,11 @@ SHARED = {
     "Engine": ("serve", "Of the model and the engine: every command that runs a model takes them."),
     "Sampling": ("generate", "How `generate` and `chat` choose tokens and stop; [what each means](sampling.md)."),
 }
-"""Sections that several commands have: the command whose defaults are shown, and what they are for."""
+"""Sections that several commands have: the command whose defaults are shown, and what the options are for."""
 
 
 def page() -> str:
-    """docs/cli.md."""
+    """Return docs/cli.md."""
     commands = dict(_commands(penstock, "penstock"))
     parts = [INTRODUCTION]
     parts += [_command(path, command, commands) for path, command in commands.items()]
@@ -59,7 +59,7 @@ def _command(path: str, command: click.Command, commands: dict[str, click.Comman
 
 
 def _shared(command: click.Command, owner: click.Command, title: str) -> str:
-    """Which of a shared section's options a command takes, and where its defaults are its own."""
+    """Say which of a shared section's options a command takes, and which have defaults of its own."""
     shown = {option.name: option for option in _options(owner, title)}
     taken = {option.name: option for option in _options(command, title)}
     sentence = f"Also the [{title.lower()} options](#{title.lower()}-options)"
@@ -84,7 +84,7 @@ def _table(options: Iterable[click.Option]) -> str:
 
 
 def _spelled(option: click.Option) -> str:
-    """Every name of an option, and what it takes: `-i`, `--input FILE`."""
+    """Return every name of an option, with what it takes: `-i`, `--input FILE`."""
     names = sorted([*option.opts, *option.secondary_opts], key=lambda name: name.startswith("--"))
     if not option.is_flag and not isinstance(option.type, click.Choice):
         names[-1] += f" {option.make_metavar(click.Context(click.Command('any'))).removesuffix(' RANGE')}"

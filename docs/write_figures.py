@@ -1,10 +1,10 @@
 """Writes the tables of figures in README.md, docs/figures.md and docs/tuning.md.
 
-A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`, and is made of the first record of its
-kind that its page links to: so a new record is shown by changing the link and running
-`.venv/bin/python docs/write_figures.py`. With `--check` nothing is
-written, and the exit code is 1 if a page says something else. Figures are taken from the single runs: rates are medians
-of the rounds, ratios are taken round by round, and then their median.
+A table stands between `<!-- figures: NAME -->` and `<!-- end of figures -->`, and is made from the first record of its
+kind that its page links to. To show a new record, change the link and run
+`.venv/bin/python docs/write_figures.py`. With `--check` nothing is written, and the exit code is 1 if a page is not up
+to date. Figures come from the single runs: a rate is the median of the rounds; a ratio is computed in each round, and
+the median of these is shown.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ NAMES = {
     "openvino-genai:int8": "OpenVINO GenAI, int8 export",
     "openvino-genai:int4": "OpenVINO GenAI, int4 export",
 }
-"""Of contenders; one that is not here is shown as the record calls it, with a comma for the colon."""
+"""Names of contenders; others are shown by their names in the record, with a comma for the colon."""
 
 PAIRS = (
     ("file / llama.cpp on the same file", "penstock (file)", "llama.cpp"),
     ("int8 / llama.cpp Q8_0", "penstock (int8)", "llama.cpp:Q8_0"),
     ("bf16 / llama.cpp BF16", "penstock (bf16)", "llama.cpp:BF16"),
 )
-"""Which ratios are shown of one form of ours to the same form of theirs."""
+"""Ratios that are shown: of one of our weight formats to the same format of a peer."""
 
 FORMS = (
     ("the 4-bit file", "penstock (file)", "penstock file"),
     ("`int8`", "penstock (int8)", "penstock int8"),
     ("`none` (bfloat16)", "penstock (bf16)", "penstock none, bfloat16"),
 )
-"""Forms of weights on the tuning page: its words, and the names in records of `compare` and of `quality`."""
+"""Weight formats on the tuning page: the page's name, and the names in records of `compare` and of `quality`."""
 
 COSTS = (
     ("the 4-bit file", "penstock file", "llama.cpp"),
@@ -59,14 +59,14 @@ COSTS = (
     ("int8, Q8_0", "penstock int8", "llama.cpp:Q8_0"),
     ("bf16", "penstock none, bfloat16", ""),
 )
-"""Weight formats in the table of quality, with the names of ours and of theirs in the record."""
+"""Weight formats in the table of quality, with Penstock's and llama.cpp's names in the record."""
 
 
 def written(page: Path) -> str:
-    """The page with its tables made anew.
+    """Return the page with its tables made again.
 
     Raises:
-        ValueError: it links to no record of the kind that a table needs, or names a table that there is not.
+        ValueError: the page links to no record of the kind that a table needs, or names a table that does not exist.
     """
     text = page.read_text(encoding="utf-8")
 
@@ -88,23 +88,23 @@ def written(page: Path) -> str:
 
 
 def runs(contender: Contender, rate: str) -> list[list[float]]:
-    """A contender's rates, `[streams][round]`."""
+    """Return a contender's rates, `[streams][round]`."""
     return [[getattr(Run.read(run), f"{rate}_tok_s") for run in row["runs"]] for row in contender["rows"]]
 
 
 def rates(contender: Contender, rate: str) -> list[float]:
-    """The median of the rounds, for each number of streams."""
+    """Return the median of the rounds, for each number of streams."""
     return [statistics.median(rounds) for rounds in runs(contender, rate)]
 
 
 def ratios(ours: Contender, theirs: Contender, rate: str) -> list[float]:
-    """For each number of streams the median of the ratios of each round."""
+    """Return, for each number of streams, the median of the ratios of each round."""
     pairs = zip(runs(ours, rate), runs(theirs, rate), strict=True)
     return [statistics.median(a / b for a, b in zip(*rounds, strict=True)) for rounds in pairs]
 
 
 def best_ratios(ours: list[Contender], theirs: list[Contender], rate: str) -> list[float]:
-    """`ratios` of the quickest of ours, by the median, to the quickest of theirs; they may differ by streams."""
+    """Return `ratios` of our fastest, by the median, to their fastest; for other streams these may be others."""
     found = []
     for index in range(len(ours[0]["rows"])):
 
@@ -119,7 +119,7 @@ def best_ratios(ours: list[Contender], theirs: list[Contender], rate: str) -> li
 
 
 def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Rates of all, ratios, and which share of the machine's limit ours reached: prefill, decode."""
+    """Yield the rates of all, the ratios, and the share of the machine's limit that ours reached: prefill, decode."""
     by_name = {each["name"]: each for each in record["contenders"]}
     ours, peers = ([each for each in by_name.values() if each["ours"] is own] for own in (True, False))
     streams = f"{_joined([str(count) for count in record['streams']])} streams"
@@ -143,13 +143,13 @@ def speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def q6_k_speed_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """The same where the file is no 4-bit one."""
+    """Yield the rows of `speed_rows` for a file in Q6_K."""
     for cells in speed_rows(record):
         yield tuple(cell.replace("4-bit", "Q6_K") for cell in cells)
 
 
 def short_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Rates of the 4-bit file, and the ratios of our best to the best of each engine and to the best of all."""
+    """Yield the rates of the 4-bit file, and the ratios of our best to each engine's best and to the best of all."""
     by_name = {each["name"]: each for each in record["contenders"]}
     ours, peers = ([each for each in by_name.values() if each["ours"] is own] for own in (True, False))
     streams = f"{_joined([str(count) for count in record['streams']])} streams"
@@ -168,7 +168,7 @@ def short_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Divergence of each form of the weights, ours and theirs."""
+    """Yield the divergence of each weight format, ours and theirs."""
     divergence = {row["name"]: f"{row['kl_mean']:.4f}" for row in record["rows"]}
     yield f"nats a token, first {record['context'] * record['chunks']:,} tokens", "Penstock", "llama.cpp"
     yield "---", "---", "---"
@@ -177,7 +177,7 @@ def cost_rows(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def file_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
-    """Divergence of both engines on one file, for files in several forms, and how often the first token is the same."""
+    """Yield both engines' divergence on each of several files, and how often the top token is the same."""
     first = record["records"][0]
     yield f"nats a token, first {first['context'] * first['chunks']:,} tokens", "Penstock", "llama.cpp", "same", "same"
     yield "---", "---", "---", "---", "---"
@@ -188,7 +188,7 @@ def file_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def same_token_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """How far both engines generate the same tokens from one file in float32, and how near the best two were else."""
+    """Yield on how many prompts both engines generate the same tokens in float32, and margins where they do not."""
     yield "file", "same tokens to the end", "log probabilities differ by at most", "margins where tokens differ"
     yield "---", "---", "---", "---"
     for each in record["files"]:
@@ -200,7 +200,7 @@ def same_token_rows(record: Record) -> Iterator[tuple[str, ...]]:
 
 
 def start_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """Medians, and in brackets the least and the most, of start and memory of each server."""
+    """Yield medians of each server's start, with the shortest and the longest in brackets, and of its memory."""
     yield "", "first answer after", "memory of its own", "mapped from files", "resident in all"
     yield "---", "---", "---", "---", "---"
     for name, rounds in record["servers"].items():
@@ -214,7 +214,7 @@ _MEMORY = ("anonymous", "file", "resident")
 
 
 def on_cuda_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """Prompts and decoding by streams: tokens a second, and the share of what the device's own limits allow."""
+    """Yield prefill and decode rates by streams: tokens a second, and the share of what the device's limits allow."""
     rows = [row for row in record["found"]["rates"] if row["prompt"] == _CUDA_PROMPT]
     yield f"prompts of {_CUDA_PROMPT} tokens", *(_counted(row["streams"], "stream") for row in rows)
     yield "---", *("---" for _ in rows)
@@ -230,7 +230,7 @@ _CUDA_RATES = (
 
 
 def guess_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """What guesses save, by task and streams: rates with them by those without."""
+    """Yield what guesses save, by task and streams: the rate with guesses over the rate without."""
     ratios: dict[str, dict[int, float]] = {}
     for row in record["rows"]:
         ratios.setdefault(row["task"], {})[row["streams"]] = row["ratio"]
@@ -253,7 +253,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def shape_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Which share of the machine's limit models of unlike shapes reach, each in a run of `bench batch`."""
+    """Yield the share of the machine's limit that models of different shapes reach, each in a run of `bench batch`."""
     streams = f"{_joined([str(row['streams']) for row in record['records'][0]['rows']])} streams"
     yield "share of the machine's limit", f"prefill, {streams}", f"decode, {streams}"
     yield "---", "---", "---"
@@ -273,7 +273,7 @@ def _cells(title: str, shown: Callable[[list[float]], str], of: Callable[[str], 
 
 
 def form_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
-    """Rates of each form of the weights."""
+    """Yield the rates of each weight format."""
     by_name = {each["name"]: each for each in record["contenders"]}
     streams = _joined([str(count) for count in record["streams"]])
     yield "weights", f"decoding, tokens a second, {streams} streams", f"prompts, tokens a second, {streams} streams"
@@ -283,7 +283,7 @@ def form_speed_rows(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def one_stream_rows(record: Record) -> Iterator[tuple[str, ...]]:
-    """Several files and instruction sets with one stream: ours by the best peer, and how far rounds lay apart."""
+    """Yield, for several files and instruction sets at one stream, ours over the best peer, and the rounds' spread."""
     yield "one stream", "decode: ours / best peer", "prompt: ours / best peer", "decode, share of the limit"
     yield "---", "---", "---", "---"
     for each in record["records"]:
@@ -295,7 +295,7 @@ def one_stream_rows(record: Record) -> Iterator[tuple[str, ...]]:
 
 
 def form_cost_rows(record: Record) -> Iterator[tuple[str, str, str, str]]:
-    """Bytes and cost of each form of the weights."""
+    """Yield the bytes and the cost of each weight format."""
     rows = {each["name"]: each for each in record["rows"]}
     yield "weights", "bytes of weights", "divergence", "same top token"
     yield "---", "---", "---", "---"
@@ -331,7 +331,7 @@ TABLES: dict[str, tuple[str, Callable[[Record], Iterator[tuple[str, ...]]]]] = {
     "speed-of-forms": ("compare", form_speed_rows),
     "cost-of-forms": ("quality", form_cost_rows),
 }
-"""The tables by name: the kind of record that each is made of, and what makes it."""
+"""The tables by name: the kind of record that each is made from, and the function that makes it."""
 
 
 # ---- numbers in words
@@ -350,12 +350,12 @@ def _rates(values: list[float]) -> str:
 
 
 def _ratios(values: list[float]) -> str:
-    """Two decimals below 2, one from there on."""
+    """Show two decimals below 2, one from 2 on."""
     return _joined([f"{value:.2f}" if round(value, 2) < 2 else f"{value:.1f}" for value in values])
 
 
 def _spread(of: tuple[float, float, float]) -> str:
-    """Median and extremes of ratios."""
+    """Show the median and extremes of ratios."""
     median, lowest, highest = of
     return f"{median:.2f} ({lowest:.2f} to {highest:.2f})"
 
@@ -365,7 +365,7 @@ def _shares(values: list[float]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages, or with `--check` say which are not up to date; the exit code."""
+    """Write the pages, or with `--check` print which are not up to date; returns the exit code."""
     stale = {page: text for page in PAGES if (text := written(page)) != page.read_text(encoding="utf-8")}
     if arguments == ["--check"]:
         for page in stale:

@@ -25,7 +25,7 @@ ENTRY = re.compile(r"^(?:    )?(\w+): ", re.MULTILINE)
 
 
 def page() -> str:
-    """docs/python-api.md."""
+    """Return docs/python-api.md."""
     classes = [name for name in ("LLM", "AsyncLLM", "SamplingParams", "RequestOutput") if name in penstock.__all__]
     classes += [name for name in penstock.__all__ if name not in classes and not name.startswith("__")]
     return "".join([INTRODUCTION, *(_class(name) for name in classes), _config()])
@@ -51,7 +51,7 @@ def _functions(node: ast.ClassDef) -> list[Function]:
 
 
 def _fields(node: ast.ClassDef) -> list[str]:
-    """The fields of a dataclass, a line each; none of another class."""
+    """Return the fields of a dataclass, a line each; none for any other class."""
     dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
     return [ast.unparse(each) for each in node.body if isinstance(each, ast.AnnAssign) and dataclass]
 
@@ -61,7 +61,7 @@ def _decorators(method: Function) -> set[str]:
 
 
 def _signature(method: Function, name: str) -> str:
-    """A signature as people write it, on several lines where it is long."""
+    """Return a signature as people write it, on several lines if it is long."""
     returns = f" -> {ast.unparse(method.returns)}" if method.returns and name == method.name else ""
     if "property" in _decorators(method):
         return f"{name}{returns.replace(' ->', ':')}"
@@ -73,7 +73,7 @@ def _signature(method: Function, name: str) -> str:
 
 
 def _arguments(method: Function) -> list[str]:
-    """Each argument with its type and default, without the first one."""
+    """Return each argument except the first, with its type and default."""
     given = method.args
     places = [*zip(given.args, [None] * (len(given.args) - len(given.defaults)) + given.defaults, strict=True)][1:]
     named = zip(given.kwonlyargs, given.kw_defaults, strict=True)
@@ -92,7 +92,7 @@ def _code(text: str) -> str:
 
 
 def _docstring(node: ast.ClassDef | Function) -> str:
-    """A google-style docstring as Markdown: sections become lists, examples become code."""
+    """Write a Google-style docstring as Markdown: sections become lists, examples become code."""
     head, *sections = SECTION.split(inspect.cleandoc(ast.get_docstring(node) or ""))
     parts = [head.strip() + "\n"]
     for title, text in zip(sections[::2], sections[1::2], strict=True):
@@ -107,7 +107,7 @@ def _example(text: str) -> str:
 
 
 def _entries(text: str) -> Iterator[str]:
-    """`name: what it is`, with continuations, as list items."""
+    """Yield each `name: what it is`, with its continuation lines, as a list item."""
     for entry in re.split(r"\n(?=\w+: )", text):
         yield "- " + ENTRY.sub(r"`\1`: ", " ".join(entry.split()), count=1) + "\n"
 

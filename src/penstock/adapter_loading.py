@@ -1,9 +1,9 @@
-"""From an adapter's files to an adapter of a loaded model: its factors find their projections, and are packed.
+"""From an adapter's files to an adapter of a loaded model: matches its factors with projections, and packs them.
 
 Names concrete classes of several rooms, as `loading` and `building` do.
 
-Decides which names of modules stand for which projections. A family takes its weights under the names of its text
-model; an adapter of a model that also sees images, or that was saved without its head, has other prefixes.
+Decides which module names stand for which projections. A family uses the names of its text model for its weights; the
+adapter of a model that also sees images, or that was saved without its head, has other prefixes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ _PREFIXES = (
     ("transformer.", ""),
     ("", "model."),
 )
-"""How a module may be called in an adapter, and in a family's file: tried in this order."""
+"""Prefixes of module names: in an adapter, and in place of that in a family's file. Tried in this order."""
 
 
 def adapter_slots(config: EngineConfig, loaded: LoadedModel) -> AdapterSlots:
-    """The adapters of a runner: none yet."""
+    """The adapter slots of a runner, with no adapter loaded yet."""
     return AdapterSlots(_Loader(loaded, config.max_lora_rank)) if config.most_adapters else AdapterSlots()
 
 
 def load_adapters(config: EngineConfig, slots: AdapterSlots) -> Iterator[AdapterFacts]:
-    """Load the adapters of the option `lora`; yields what is known of each.
+    """Load the adapters of the option `lora`; yields the facts of each.
 
     Raises:
-        ConfigError: one cannot be used.
+        ConfigError: an adapter cannot be used.
     """
     for each in config.lora:
         name, path = adapter_option(each)
@@ -67,7 +67,7 @@ def load_adapters(config: EngineConfig, slots: AdapterSlots) -> Iterator[Adapter
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a module is: its projection's site and sizes, and its columns in the result."""
+    """Where a module is: its projection's site, its first column in the projection's result, and its sizes."""
 
     site: int
     first: int
@@ -104,7 +104,7 @@ class _Loader:
         raise ModelFileError(str(path), "", "is neither a directory as PEFT writes them nor a .gguf file")
 
     def _place_of(self, factors: Factors, files: AdapterFiles) -> _Place:
-        """Where a module is in the model; refuses one that is not there, or has other sizes."""
+        """Where a module is in the model. Refuses a module that the model lacks, or that has other sizes there."""
         place = _found(factors.module, self._places)
         if place is None:
             known = ", ".join(sorted({each.rpartition(".")[2] for each in self._places}))

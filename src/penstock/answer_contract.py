@@ -1,4 +1,4 @@
-"""The contract of a loaded model's answers: what their bits depend on beside the request, as named values.
+"""The contract of a loaded model's answers: what their bits depend on besides the request, as named values.
 
 Names concrete classes of several rooms, as `loading` and `building` do.
 """
@@ -23,7 +23,7 @@ from penstock.weights.packing import WeightFormat
 __all__ = ["KV_CONTRACT", "answer_contract", "compiled_code", "config_for", "torch_arithmetic", "why_not_certified"]
 
 KV_CONTRACT = 1
-"""Raise it if the same release computes different bits than before, although neither its version nor its compiled code
+"""Increment this if the code computes other bits than before although neither the version nor the compiled code has
 changed."""
 
 _QUANTIZATIONS = {
@@ -33,7 +33,7 @@ _QUANTIZATIONS = {
     WeightFormat.INT4.value: "int4",
     WeightFormat.STORED.value: "file",
 }
-"""A contract's form -> the option `quantization` that gives it."""
+"""The form in a contract -> the value of the option `quantization` that gives it."""
 
 
 def why_not_certified(loaded: LoadedModel) -> str:
@@ -48,7 +48,7 @@ def why_not_certified(loaded: LoadedModel) -> str:
 
 
 def answer_contract(config: EngineConfig, loaded: LoadedModel) -> AnswerContract:
-    """The contract of a model's answers, but for its tokenizer."""
+    """The contract of a model's answers, except for its tokenizer."""
     return AnswerContract(
         model=loaded.files.digest.hex(),
         form=resolve_choices(config, loaded.files, loaded.backend).weight_format.value,
@@ -66,10 +66,10 @@ def answer_contract(config: EngineConfig, loaded: LoadedModel) -> AnswerContract
 
 
 def config_for(contract: AnswerContract, config: EngineConfig) -> EngineConfig:
-    """The options under which a model has a contract's form; what they do not concern is as in `config`.
+    """The options with which a model is computed as a contract says; the other options are as in `config`.
 
     Raises:
-        ConfigError: no options give it: the contract is not of this release, or was never one.
+        ConfigError: no options give the contract's form: it is not of this release, or was never valid.
     """
     quantization = _QUANTIZATIONS.get(contract.form)
     if quantization is None:
@@ -86,7 +86,7 @@ def config_for(contract: AnswerContract, config: EngineConfig) -> EngineConfig:
 
 
 def torch_arithmetic() -> str:
-    """The release of torch, and the class of instructions that it uses here."""
+    """The version of torch, and the instruction set that it uses on this machine."""
     return f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 

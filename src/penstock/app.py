@@ -1,6 +1,6 @@
 """The composition root: one file, because the start of an engine and of a server reads from top to bottom.
 
-Puts concrete classes of several rooms together: has the model loaded, opens its text meanwhile, and joins the parts.
+Puts concrete classes of several rooms together: has the model loaded, meanwhile opens its text, and joins the parts.
 `computing` decides where the model is loaded, and `building` makes a runner of it.
 """
 
@@ -99,14 +99,14 @@ class Assembly:
         memory: MemoryBudget | None = None,
         answers: AnswerCache | None = None,
     ) -> LocalClient:
-        """Run the engine in a thread of its own from now on; nobody else may step it then.
+        """Run the engine in a thread of its own from now on; no other thread may step it then.
 
         Without `profiles` it cannot be profiled. `on_death` is called when nothing can be served any more. With
-        `memory`, waiting outputs and cached grammars stay within their shares of it, and all that is kept is counted.
+        `memory`, waiting outputs and cached grammars stay within their shares of it, and all kept memory is counted.
         With `answers`, requests that were answered before are not computed again.
 
         Raises:
-            ConfigError: answers are to be kept that are not the same from time to time.
+            ConfigError: `answers` is given, but the model's answers are not reproducible.
         """
         config, facts = self.config, self.computing.facts
         cached = None
@@ -127,7 +127,7 @@ class Assembly:
         return LocalClient(self.intake, loop, profiles, room, folder, cached)
 
     def _rest(self) -> None:
-        """The engine, in whose thread this is, has nothing to do."""
+        """Use the time while the engine, in whose thread this runs, has nothing to do."""
         give_back()
         if self.kept_times is not None:
             self.kept_times.write(self.engine.scheduler.times.known)
@@ -153,7 +153,7 @@ class Assembly:
 
 
 def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
-    """An `EngineConfig` from keyword arguments; sizes may be text, such as `2GB`, as on the command line.
+    """An `EngineConfig` from keyword arguments; sizes may be text, for example `2GB`, as on the command line.
 
     `lora` may map names of adapters to their paths.
 
@@ -167,7 +167,7 @@ def engine_config(front: Front = Front.HTTP, /, **options: Any) -> EngineConfig:
     if isinstance(options.get("lora"), Mapping):
         options["lora"] = tuple(f"{name}={path}" for name, path in options["lora"].items())
     config = EngineConfig(**{name: _read_size(name, value) for name, value in options.items()})
-    return replace(config, step_target_ms=0) if front is Front.NONE else config  # nobody waits for a single token there
+    return replace(config, step_target_ms=0) if front is Front.NONE else config  # no caller waits for tokens there
 
 
 def _read_size(name: str, value: Any) -> Any:
@@ -198,7 +198,7 @@ def assemble(
         starting: a start already begun with the same options; owned by this function from now on.
         watchdog: watches every step, if given.
         tenants: whether requests come from tenants that can be told apart: the policy `auto` then means `fair`.
-        keeps_times: whether what is learned of step times is kept for the next start, unless the operator says no.
+        keeps_times: whether learned step times are kept for the next start, unless the operator turns it off.
 
     Raises:
         SetupError: the model or an option cannot be used. Nothing is left half-loaded.
@@ -242,10 +242,10 @@ def assemble(
 
 
 def _kv_events(config: EngineConfig) -> KvEventPublisher | None:
-    """What publishes KV events, if the operator wants it. It listens at once: a bad address is told before loading.
+    """The publisher of KV events, if the operator wants them. It listens at once: a bad address fails before loading.
 
     Raises:
-        ConfigError: cannot listen, or ZeroMQ is not installed.
+        ConfigError: it cannot listen, or ZeroMQ is not installed.
     """
     if not config.kv_events:
         return None
@@ -273,7 +273,7 @@ def _load_adapters(engine: Engine, config: EngineConfig) -> Iterator[str]:
     """Load the operator's adapters; yields a line of the start report for each.
 
     Raises:
-        ConfigError: one cannot be used.
+        ConfigError: an adapter cannot be used.
     """
     for each in config.lora:
         name, path = adapter_option(each)
@@ -388,7 +388,7 @@ def _join(
 
 
 def _stored_blocks(facts: RunnerFacts) -> StoredBlocks:
-    """The lookup of blocks that are stored in files."""
+    """Looks up blocks that are stored in files."""
     blocks = BlockStore(folder_at(Path(facts.kv_folder)))
     if not facts.state_folder:
         return blocks
@@ -460,7 +460,7 @@ def profile_directory(directory: str) -> Path:
     """The directory for profiles, created if missing.
 
     Raises:
-        ConfigError: it cannot be made, or not be written to.
+        ConfigError: the directory cannot be made, or not be written to.
     """
     path = Path(directory)
     try:
@@ -476,7 +476,7 @@ def profile_directory(directory: str) -> Path:
 def local_application(
     config: EngineConfig, cache_dir: Path, announce: Callable[[str], None]
 ) -> Iterator[Callable[[Any, Any, Any], Awaitable[None]]]:
-    """The server's ASGI application and an engine of its own, for use in this process; ends with the `with` block.
+    """The server's ASGI application with its own engine, for use in this process; both end with the `with` block.
 
     Raises:
         SetupError: as in `assemble`.
@@ -488,7 +488,7 @@ def local_application(
     memory = MemoryBudget(config.memory_limit)
     client = assembly.start_client(memory=memory)
     try:
-        access = Access(request_seconds=0)  # no time limit: nobody waits for this work
+        access = Access(request_seconds=0)  # no time limit: no client waits for this work
         yield server.create_app(client, assembly.card, DEFAULT_LIMITS, access, memory=memory)
     finally:
         client.close()

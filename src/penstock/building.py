@@ -1,6 +1,6 @@
 """From a model's files to a runner that is ready: load it, size the KV cache from the memory left, and warm up.
 
-Sits between `loading`, which places weights, and `computing`, which chooses the process. Runs alike in a process that
+Sits between `loading`, which places weights, and `computing`, which chooses the process. Runs both in a process that
 serves and in one that only computes.
 """
 
@@ -79,7 +79,7 @@ def load_runner(
     like: MemoryReport | None = None,
     draft: ModelFiles | None = None,
 ) -> tuple[TorchRunner, RunnerFacts, LoadedModel, GrammarLibrary]:
-    """Load a model, and its draft model if there is one, and make a runner of them.
+    """Load a model, and its draft model if there is one, and make a runner from them.
 
     Args:
         config: the operator's options.
@@ -109,7 +109,7 @@ def build_runner(
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     draft: LoadedModel | None = None,
 ) -> tuple[TorchRunner, RunnerFacts]:
-    """Size the KV cache, like an earlier one or from the memory left, and warm up a runner; see `load_runner`."""
+    """Size the KV cache, as an earlier one or from the memory left, and warm up a runner; see `load_runner`."""
     memory = like or _sizes(config, loaded, draft)
     kv = loaded.kv_store(memory.num_blocks, memory.block_size)
     states = loaded.state_store(memory.max_num_seqs, memory.checkpoints or 0, memory.spare_states)
@@ -188,9 +188,9 @@ def _step_blocks(config: EngineConfig) -> int:
 
 
 def _max_model_len(config: EngineConfig, loaded: LoadedModel, num_blocks: int) -> int:
-    """The most tokens of one request: the least of the model's context, the KV cache and the operator's limit.
+    """The most tokens of one request: the smallest of the model's context, the KV cache and the operator's limit.
 
-    If every layer has a window, a request gives back blocks that it leaves behind, and may be longer than the cache.
+    If every layer has a window, a request frees blocks that its window has passed, and may be longer than the cache.
     """
     context, kv_tokens = loaded.shape.max_positions, num_blocks * config.block_size
     if config.max_model_len > context:

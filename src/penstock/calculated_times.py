@@ -1,9 +1,9 @@
-"""What steps should take before many were measured: from the program's cost, a first step and the machine's limits.
+"""Estimates step times before many steps were measured: from the program's cost, a first step and the machine's limits.
 
-The program says how many bytes a step reads and how many operations each part of it takes (`nn.cost`). How fast the
-machine reads is told by the step that warms it up, which reads all weights for one row; how fast it computes, by some
-milliseconds of independent products in registers, which no kernel reaches. So each part may be off by half, and is
-soon corrected by what steps take.
+The program says how many bytes a step reads and how many operations each part of it takes (`nn.cost`). The warm-up
+step, which reads all weights for one row, shows how fast the machine reads memory. A few milliseconds of independent
+products in registers show how fast it computes, a rate that no kernel reaches. So each part may be off by half;
+measured steps soon correct it.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _ROUNDS = 20_000
 _TRIES = 3
 
 _DOUBT = 0.75
-"""How far a part may be off, as a share of it."""
+"""How far each part may be off, as a share of the part."""
 
 _PACE = 0.5
-"""How far all may be off together: a first step is slow, and another program may have been busy."""
+"""How far all parts may be off together: a first step is slow, and another program may have been busy."""
 
 _CHUNK, _BACK = 64, 1024
-"""Positions of the chunk, and before it, from which a pair's cost is taken."""
+"""Number of positions of a chunk, and before it, from which the cost of a pair of positions is derived."""
 
 
 def calculated_times(
     program: Program, kv_dtype: torch.dtype, backend: Backend, decoding_seconds: float
 ) -> KnownTimes | None:
-    """The parts of a step's time.
+    """Calculate the parts of a step's time.
 
     Args:
         program: the model.
         kv_dtype: dtype of the cached keys and values.
-        backend: computes it; None is returned for one whose limits cannot be measured.
-        decoding_seconds: of a step with one row that decodes near the start of its context.
+        backend: computes the model; the result is None if its limits cannot be measured.
+        decoding_seconds: duration of a step with one row that decodes near the start of its context.
     """
     if not isinstance(backend, CpuBackend) or not decoding_seconds > 0:
         return None
@@ -65,11 +65,11 @@ def calculated_times(
 def parts_of(
     cost_of: Callable[[StepRow], StepCost], rate: Callable[[str], float], decoding_seconds: float
 ) -> tuple[float, ...]:
-    """Seconds of each part: those of `Decoding`, then those of `Chunks`.
+    """Seconds of each part: the parts of `Decoding`, then the parts of `Chunks`.
 
     Args:
         cost_of: the cost of a step with one row.
-        rate: operations a second, by arithmetic.
+        rate: operations per second, by arithmetic.
         decoding_seconds: see `calculated_times`.
     """
 
@@ -92,7 +92,7 @@ def parts_of(
 
 
 def _operations_a_second(backend: CpuBackend, arithmetic: str) -> float:
-    """The most of several tries: a disturbance can only lower it."""
+    """The highest rate of several tries: a disturbance can only lower it."""
     best = 0.0
     for _ in range(_TRIES):
         began = time.perf_counter()

@@ -42,10 +42,10 @@ class Computing:
 
     Attributes:
         adapting: loads adapters into the runner.
-        grammars: requests are checked with them.
+        grammars: the grammars with which requests are checked.
         cost: the cost of a step with given rows.
         close: ends the runner, and its process if it has its own.
-        recovers: whether it may be lost, and is then replaced.
+        recovers: whether the runner may be lost, and is then replaced.
     """
 
     runner: Runner | OverlappingRunner
@@ -70,10 +70,10 @@ class Starting(Protocol):
         ...
 
     def ready(self, text: TextModel, announce: Announce) -> Computing:
-        """Wait until it can compute.
+        """Wait until the runner can compute.
 
         Args:
-            text: the model's; it can be opened while weights are loaded.
+            text: the model's text half, which can be opened while weights are loaded.
             announce: called with each line of the start report.
 
         Raises:
@@ -82,12 +82,12 @@ class Starting(Protocol):
         ...
 
     def close(self) -> None:
-        """Give it up."""
+        """Give the start up."""
         ...
 
 
 def open_nursery() -> Nursery | None:
-    """A zygote that several models' processes are forked from, so that none imports anew; None where none can be."""
+    """A zygote that forks the processes of several models, so that none imports anew; None if it cannot here."""
     return Nursery(_RUNNER_PROGRAM) if can_fork() else None
 
 
@@ -101,7 +101,7 @@ def start_computing(
         cache_dir: where downloaded models are kept; None for the user's cache directory.
         serves: whether this process is a server: `auto` then means a separate process, on POSIX systems, as it does for
             several ranks.
-        nursery: whose zygote a separate process is forked from; None for one of its own.
+        nursery: the nursery that forks a separate process; None for a zygote of its own.
 
     Raises:
         SetupError: there is no such model, or its files or the folder for KV blocks cannot be used.
@@ -201,7 +201,7 @@ class _Apart:
 
 
 def _cost_of(config: EngineConfig, cache_dir: Path, rows: Sequence[StepRow]) -> StepCost:
-    """The cost of a step of a model that is loaded elsewhere: it is planned here, from its headers."""
+    """The cost of a step of a model that is loaded in another process: this one plans the model from its headers."""
     from penstock.loading import find_model, plan_model, resolve_choices  # imports torch
     from penstock.nn.cost import cost
 

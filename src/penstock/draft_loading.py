@@ -1,4 +1,4 @@
-"""Load what guesses for a model: a draft model, an EAGLE-3 head, or the part of the model that predicts.
+"""Loads what guesses for a model: a draft model, an EAGLE-3 head, or the model's own predictor.
 
 Checks that it can guess for its target, and that both fit in memory. Names concrete classes of several rooms, as
 `loading` and `building` do.
@@ -36,7 +36,7 @@ _OPTION = "draft_model"
 
 
 def find_draft_model(config: EngineConfig, cache_dir: Path | None = None) -> ModelFiles | None:
-    """Download the draft model if it is not on disk, and open it; None if the operator wants none.
+    """Download the draft model if it is not on disk, and open it; None if the operator wants no draft model.
 
     Raises:
         SetupError: there is no such model, or its files cannot be used.
@@ -56,17 +56,17 @@ def load_guesser(
     Args:
         config: the operator's options, for both models. `quantization=file` means `auto` for the draft model, whose
             file need not be quantised.
-        files: the draft model's files; None if the operator wants none.
+        files: the draft model's files; None if the operator wants no draft model.
         text: the target's tokenizer and formats.
         target: the loaded model that it guesses for.
         announce: called with each line of the start report.
 
     Returns:
-        The target, which for an EAGLE-3 head hands out hidden states, and what guesses, if anything does.
+        The target, which for an EAGLE-3 head hands out hidden states, and the guesser, or None.
 
     Raises:
-        ConfigError: it cannot guess for `target`, or does not fit in memory beside it; names `draft_model`.
-        SetupError: an option cannot be used with it, or the files lack something.
+        ConfigError: the guesser cannot guess for `target`, or does not fit in memory beside it; names `draft_model`.
+        SetupError: an option cannot be used with the guesser, or its files lack something.
     """
     if files is None:
         return target, _own_predictor(target, announce)
@@ -142,7 +142,7 @@ def _load_eagle3(
 
 
 def _own_predictor(target: LoadedModel, announce: Callable[[str], None]) -> LoadedModel | None:
-    """The part of `target` that predicts a second token, as its draft model; None if it has none.
+    """The part of `target` that predicts a second token, as its draft model; None if `target` has no such part.
 
     Its weights count as the target's. `announce` is called with its line of the start report.
     """

@@ -1,6 +1,6 @@
-"""The Ray side of `penstock fleet`: a cluster to be part of, and the replicas of a model in it.
+"""The Ray side of `penstock fleet`: joins or starts a cluster, and runs the replicas of a model in it.
 
-Ray is imported where it is used: what it reads from the environment is set before.
+Ray is imported where it is used, after the environment variables that it reads were set.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from penstock.version import __version__
 __all__ = ["cluster", "deployment", "end_replicas", "run_replicas"]
 
 PREFIX = "penstock-"
-"""Of the names of our applications in Ray, of which a cluster may have others."""
+"""Prefix of the names of our applications in Ray; a cluster may have other applications too."""
 DEPLOYMENT = "engine"
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
 _STORE_BYTES = 80 * 2**20
-"""Ray's shared memory, about the least that it takes: messages are small, and go another way."""
+"""Size of Ray's shared memory, about the least that Ray accepts: our messages are small, and do not use it."""
 
 _HEADROOM = 64
-"""Calls beside those that the engine's queue has room for: states, heartbeats, aborts."""
+"""Calls in addition to those that the engine's queue has room for: states, heartbeats, aborts."""
 
 
 @contextmanager
 def cluster(fleet: FleetConfig, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, this process is part of a Ray cluster: of one that runs, or of its own.
+    """Inside, this process is part of a Ray cluster: of a running one, or of its own.
 
     Args:
         fleet: where the cluster is, and what replicas will take of it.
-        say: called with a line that tells where it is.
+        say: called with a line that says where the cluster is.
 
     Raises:
         ConfigError: there is no such cluster.
@@ -52,7 +52,7 @@ def cluster(fleet: FleetConfig, say: Callable[[str], None]) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     _use_token(create=not fleet.address)
     if not fleet.address or fleet.address.startswith(_LOOPBACK):
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what keeps Ray on 127.0.0.1, on Linux too
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # keeps Ray on 127.0.0.1, on Linux too
     import ray
     from ray import serve
     from ray.serve.config import ProxyLocation
@@ -123,16 +123,16 @@ def deployment(config: EngineConfig, fleet: FleetConfig) -> Any:
 def run_replicas(name: str, deployment: Any, options: Options) -> Any:
     """Start a deployment's replicas; returns Ray's handle.
 
-    Those of this name that run with other options are replaced one by one, and those with these very options are
-    taken over; those of other names are left alone.
+    Running replicas of this name are replaced one by one if they have other options, and taken over if they have the
+    same options. Replicas of other names are left alone.
 
     Raises:
-        SetupError: they cannot be started.
+        SetupError: the replicas cannot be started.
     """
     from ray import serve
 
     application, message = PREFIX + name, msgspec.msgpack.encode(options)
-    # Without a version of ours Ray draws one for each call, and so would replace replicas that are as they should be.
+    # Without this version Ray would draw one for each call, and would so replace replicas that need no replacing.
     version = blake2b(message + __version__.encode(), digest_size=16).hexdigest()
     versioned = deployment.options(_internal=True, version=version)
     try:
@@ -145,10 +145,10 @@ def run_replicas(name: str, deployment: Any, options: Options) -> Any:
 
 
 def end_replicas(name: str) -> None:
-    """End the replicas of this name once they have finished their answers; returns when they have.
+    """End the replicas of this name once they have finished their answers; returns when they have ended.
 
     Raises:
-        SetupError: there are none.
+        SetupError: there are no replicas of this name.
     """
     from ray import serve
 
@@ -156,13 +156,13 @@ def end_replicas(name: str) -> None:
     if name not in present:
         others = f"; there are those of {', '.join(sorted(present))}" if present else ""
         raise SetupError(f"there are no replicas of {name!r} in the cluster{others}")
-    serve.delete(PREFIX + name, _blocking=False)  # which would give up after a minute; answers may take longer
+    serve.delete(PREFIX + name, _blocking=False)  # blocking, it would give up after a minute; answers may take longer
     while PREFIX + name in serve.status().applications:
         time.sleep(0.2)
 
 
 def _use_token(*, create: bool) -> None:
-    """Have Ray ask for a token, and send it: the user's, whom alone its file is for; with `create` there is one."""
+    """Have Ray demand and send the user's token, from a file that only the user can read; `create` makes it."""
     if any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
         return
     path = Path.home() / ".ray" / "auth_token"

@@ -1,4 +1,4 @@
-"""A replica of a fleet: one engine in a Ray actor. What comes and goes is bytes; see `fleet.wire`."""
+"""A replica of a fleet: one engine in a Ray actor. Its messages are bytes; see `fleet.wire`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["EngineReplica"]
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
-"""How long the engine may take no message while no step is computed."""
+"""How long the engine may leave messages unanswered while no step is computed."""
 
 
 class NotHere(Exception):
@@ -36,7 +36,7 @@ class NotHere(Exception):
 
 
 class EngineReplica:
-    """An engine as Ray sees it. Every method takes the name of the replica that is meant.
+    """An engine as Ray sees it. Every call names the replica that it is meant for (`to`).
 
     Args:
         message: `Options`, as MessagePack.
@@ -74,7 +74,7 @@ class EngineReplica:
         )
 
     async def describe(self, to: str = "") -> bytes:
-        """Its model: a `Description`."""
+        """The description of its model: a `Description`, as MessagePack."""
         self._check(to)
         return msgspec.msgpack.encode(self._description)
 
@@ -107,7 +107,7 @@ class EngineReplica:
         return await self._engine.state()
 
     async def check_health(self) -> None:
-        """Called by Ray, which replaces a replica that fails. The heartbeat goes the way that work goes."""
+        """Called by Ray, which replaces a replica that fails. The heartbeat takes the same path as work."""
         health = self._client.health()
         reason = self._watchdog.overdue() if health.alive else health.reason
         if reason:

@@ -1,7 +1,7 @@
-"""`penstock fleet`: the HTTP side of a server, in this process, and engines on Ray behind it.
+"""Runs `penstock fleet`: the HTTP side of a server, in this process, and engines on Ray behind it.
 
-The server is the one that `penstock serve` has; only its `EngineClient` differs. Ray starts, watches, replaces and
-counts the replicas; which of them computes what is decided here.
+The server is the same as in `penstock serve`; only its `EngineClient` differs. Ray starts, watches and replaces the
+replicas, and decides how many there are; this process decides which replica computes which request.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from penstock.weights.pull import pull
 __all__ = ["first_replica", "fleet_client", "open_text", "serve_fleet"]
 
 _OF_ONE_ENGINE = ("kv_events", "kv_events_replay", "lora_dir")
-"""Options of addresses that two engines cannot share, and of what is loaded into one while it runs."""
+"""Options for addresses that two engines cannot share, and for what is loaded into a running engine."""
 
 _NO_RAY = "Ray is not installed, which fleets need: pip install 'penstock[ray]'"
 
 _FIRST_SECONDS = 60.0
-"""How long the first replica may take to say what it is, once Ray says that it runs."""
+"""How long the first replica may take to describe itself, once Ray says that it runs."""
 
 
 def serve_fleet(
@@ -59,11 +59,11 @@ def serve_fleet(
     announce: Callable[[str], None],
     on_ready: Callable[[str, str], None] = lambda url, model: None,  # noqa: ARG005
 ) -> None:
-    """Start replicas, or replace those of the same name, and serve them until asked to end; or end those that run.
+    """Start replicas, or replace those of the same name, and serve until asked to end; or, with `fleet.ends`, end them.
 
     Args:
-        engine_options: of every replica.
-        server_options: of the HTTP side.
+        engine_options: options of every replica.
+        server_options: options of the HTTP side.
         fleet: how many replicas, and where.
         cache_dir: where downloaded models are kept.
         announce: called with each line of the start report.
@@ -128,17 +128,17 @@ def serve_fleet(
 
 
 def _shared_out(config: EngineConfig, fleet: FleetConfig) -> EngineConfig:
-    """The options of one replica; those of a cluster on this machine share its processors."""
+    """The options of one replica; the replicas of a cluster on this machine share its processors."""
     if config.threads or fleet.address:
         return config
     return replace(config, threads=max(1, (os.cpu_count() or 1) // fleet.bounds[1]))
 
 
 def first_replica(replicas: RayReplicas) -> RayReplica:
-    """A replica that has said what it is.
+    """Wait for a replica that has described itself.
 
     Raises:
-        SetupError: there is none.
+        SetupError: none has in time.
     """
     last = time.monotonic() + _FIRST_SECONDS
     while not (present := replicas.present()):
@@ -152,7 +152,7 @@ def open_text(description: Description) -> TextModel:
     """The text half of a replica's model.
 
     Raises:
-        SetupError: its files are not here.
+        SetupError: the model's text files are not on this machine.
     """
     model, config = description.found.facts, description.config
     if isinstance(model.text, HuggingFaceText) and not Path(model.text.directory).is_dir():
@@ -169,7 +169,7 @@ def fleet_client(
     like: Measurements,
     room: WaitingRoom | None = None,
 ) -> FleetClient:
-    """What resolves requests here, as every replica's own would, and has `replicas` compute them; see `FleetClient`."""
+    """A client that resolves requests here, as every replica would itself, and has `replicas` compute them."""
     adapters, facts = {each.name: each for each in description.adapters}, description.facts
     intake = Intake(
         text,

@@ -1,4 +1,4 @@
-"""Returns memory to the system that was freed, but that the C library holds."""
+"""Returns memory to the system that was freed but is still held by the C library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 __all__ = ["REST_SECONDS", "give_back"]
 
 REST_SECONDS = 2.0
-"""After this long without work, most likely nobody waits."""
+"""After this long without work, most likely no request is waiting."""
 
 
 def give_back() -> None:
-    """Return freed memory to the system. Call it when nobody waits, because it walks all free memory.
+    """Return freed memory to the system. Call it when no request waits, because it walks all free memory.
 
     glibc holds free memory between live allocations, and in the arena of each thread that ever allocated: tens of MiB
     after loading a model, hundreds after a flood of requests (malloc_trim(3)). Does nothing with other C libraries.

@@ -1,7 +1,7 @@
 """A server of several models: finds and names them, loads each for the host, and serves them.
 
-Each model is assembled as a server of one model has it, its runner in a process of its own; the HTTP front is one
-process for all.
+Each model is assembled as in a server of one model, with its runner in a process of its own; the HTTP front is one
+process for all models.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ log = logging.getLogger("penstock.server")
 
 @dataclass(slots=True)
 class _Kept:
-    """What stays of a model when it leaves.
+    """What stays of a model when it is unloaded.
 
     Attributes:
-        lora: the adapters to load with it, as options: what it had when it left.
+        lora: the adapters to load with it, as options: those that it had when it was unloaded.
         memory: bounds what is kept for its clients.
-        streams: where its streams are written down; None if the operator named no journal.
-        answers: where its stored answers are.
+        streams: the journal of its streams; None if the operator named no journal.
+        answers: the journal of its stored answers; None likewise.
     """
 
     lora: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that answers; see `contract.hosting.ServedModel`."""
+    """A loaded model; see `contract.hosting.ServedModel`."""
 
     client: LocalClient
     card: ModelCard
@@ -71,17 +71,17 @@ class LoadedModel:
 
     @property
     def memory(self) -> MemoryBudget:
-        """The budget of what is kept for its clients."""
+        """The budget for what is kept for its clients."""
         return self.kept.memory
 
     @property
     def streams(self) -> StreamJournal | None:
-        """Where its streams are written down."""
+        """The journal of its streams."""
         return self.kept.streams
 
     @property
     def answers(self) -> AnswerJournal | None:
-        """Where its stored answers are written down."""
+        """The journal of its stored answers."""
         return self.kept.answers
 
     @property
@@ -117,12 +117,12 @@ def hosted_models(choices: Sequence[ModelChoice], pins: Sequence[str], cache_dir
 
     Args:
         choices: the models.
-        pins: those that are pinned beside the choices that say so, by any name, or as they were chosen.
+        pins: models to pin in addition to choices that are pinned, by any name, or as they were chosen.
         cache_dir: where downloaded models are kept.
 
     Raises:
-        SetupError: there is no such model, two have the same name or address for KV events, or a pinned one is none
-            of them.
+        SetupError: there is no such model, two have the same name or address for KV events, or a pin names none of
+            the models.
     """
     found = []
     for choice in choices:
@@ -183,11 +183,11 @@ class _Loader:
 
     Args:
         cache_dir: where downloaded models are kept.
-        process: says what is loaded.
+        process: announces what is loaded.
         kept: what stays of each model, by main name.
-        profiles: the directory for profiles; None for none.
-        answers: the answer cache of all models; None for none.
-        standby: whether a zygote stands by, of which the processes of all models are forked.
+        profiles: the directory for profiles; None for no profiles.
+        answers: the answer cache of all models; None for no cache.
+        standby: whether a zygote stands by, from which the processes of all models are forked.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class _Loader:
 
 
 def _present(lora: Sequence[str], model: HostedModel) -> tuple[str, ...]:
-    """The adapters whose files are there. One that is missing keeps no model from being loaded again."""
+    """The adapters whose files exist. A missing one does not prevent the model from being loaded again."""
     present = []
     for each in lora:
         name, path = adapter_option(each)
@@ -261,7 +261,7 @@ def _present(lora: Sequence[str], model: HostedModel) -> tuple[str, ...]:
 
 
 def _file_name(model: HostedModel) -> str:
-    """A model's main name as a part of paths: names may hold slashes."""
+    """A model's main name for use in a path: names may contain slashes."""
     return quote(model.names[0], safe="")
 
 
@@ -295,7 +295,7 @@ def serve_models(
     """Serve several models over HTTP until the process is asked to end.
 
     Args:
-        choices: the models, in the order in which they are listed; requests that name none are the first one's.
+        choices: the models, in the order in which they are listed; requests that name no model go to the first.
         hosting: how much may be loaded at once.
         server_options: the HTTP side.
         cache_dir: where downloaded models are kept.
@@ -308,8 +308,8 @@ def serve_models(
     profiles = profile_directory(server_options.profile_dir) if server_options.profile_dir else None
     models = hosted_models(choices, hosting.pin, cache_dir)
     process = ServerProcess(server_options, announce)
-    # Of the limit a quarter is for requests that are read, before their model is known; a model's share has as much
-    # for them, which it does not use: together that is the limit.
+    # This budget's quarter for requests is used while they are read, before their model is known. The shares of the
+    # models have such a quarter too, which they do not use; so together they stay within the limit.
     memory = MemoryBudget(choices[0].config.memory_limit, give_back)
     share, standby = max(LEAST_BYTES, memory.limit // len(models)), any(each.config.standby for each in models)
     answers = AnswerCache(server_options.answer_cache) if server_options.answer_cache else None
@@ -324,7 +324,7 @@ def serve_models(
 
         @asynccontextmanager
         async def around() -> AsyncGenerator[None]:
-            """Models come and go. A failure is kept to be raised later: uvicorn would log it as its own."""
+            """Run the host. A failure is kept and raised later: uvicorn would log it as its own."""
             stack = AsyncExitStack()
             try:
                 await stack.enter_async_context(host.running())

@@ -1,7 +1,7 @@
 """Imports many modules with the garbage collector disabled.
 
-Torch and its dependencies are two hundred thousand objects that live as long as the process. Garbage collection while
-they are created takes a sixth of the time until a server listens; scanning them later stalls every stream.
+Torch and its dependencies create two hundred thousand objects that live as long as the process. Garbage collection
+during the imports takes a sixth of the time until a server listens; scanning the objects later stalls every stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["lasting_imports"]
 
 @contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Inside, nothing is collected; objects that exist at the end never will be. Only for processes of our own."""
+    """Inside, no garbage is collected; objects that exist at the end never are. Only for Penstock's own processes."""
     gc.disable()
     try:
         yield

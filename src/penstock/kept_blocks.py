@@ -1,4 +1,4 @@
-"""Whether a model's KV blocks are kept beyond the process, where, and under which contract.
+"""Decides whether a model's KV blocks are kept beyond the process, where, and under which contract.
 
 Names concrete classes of several rooms, as `loading` and `building` do. The contract is everything that the bits of a
 block depend on besides its key: processes with the same contract compute the same bits. If that is not certain, nothing
@@ -38,9 +38,9 @@ class OpenStore:
 def open_store(
     config: EngineConfig, loaded: LoadedModel, kv: KVStore, states: StateStore | None, announce: Callable[[str], None]
 ) -> OpenStore | None:
-    """Open the store that the operator wants; None if it is off, or if it cannot be used: then a line says why.
+    """Open the store that the operator wants; None if it is off, or if it cannot be used: then it announces why.
 
-    A full or failing disk is no reason not to serve.
+    A full or failing disk does not prevent serving.
     """
     if config.kv_store in ("off", ""):
         return None
@@ -65,7 +65,7 @@ def open_store(
 
 
 def open_states(root: Path, config: EngineConfig, loaded: LoadedModel, states: StateStore) -> BlockStore:
-    """Open the store for recurrent states: beside that for blocks, in a folder of its own.
+    """Open the store for recurrent states, in its own folder beside the folder of the store for blocks.
 
     Raises:
         OSError: the folder cannot be created.

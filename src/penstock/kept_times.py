@@ -1,8 +1,8 @@
-"""What was learned of step times, kept in a file from one server to the next.
+"""Keeps learned step times in a file from one server to the next.
 
-One small JSON file for each machine, model, form of its weights and number of threads, in the cache folder. It is read
+The cache folder has one small JSON file for each machine, model, form of its weights and number of threads. It is read
 once, at the start; it is written when the engine rests after work, and when it ends. A file that is damaged, or of
-another version or machine, is ignored and written anew. Losing it costs some seconds of learning, nothing else.
+another version or machine, is ignored and written anew. Losing it costs a few seconds of learning, nothing else.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ __all__ = ["KeptTimes", "kept_times"]
 log = logging.getLogger(__name__)
 
 _MOST_FILES = 64
-"""Files in the folder; the eldest make way for new ones."""
+"""The most files in the folder; the oldest are deleted for new ones."""
 
 
 _PARTS = 2
-"""Goes up with every change of the parts of which times are known: earlier files are ignored."""
+"""Version of the parts into which times are divided: files with another number are ignored."""
 
 
 class KeptTimes:
     """The file of one machine and model. Owned by an assembly.
 
     Args:
-        folder: of all these files; made when one is written.
-        about: what the times are of. A file about anything else is not read.
+        folder: folder of all these files; made when one is written.
+        about: what the times are about. A file about anything else is not read.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self._about = {"penstock": __version__, "parts": _PARTS, **about}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         self.path = folder / f"{digest[:32]}.json"
-        self._written = -1  # steps that what was written last was learned from
+        self._written = -1  # how many steps the last written times were learned from
 
     def read(self) -> KnownTimes | None:
-        """What an earlier process learned, with more doubt than it had; None if there is nothing to be believed."""
+        """What an earlier process learned, with more doubt than it had; None if there is no valid file."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -66,14 +66,14 @@ class KeptTimes:
                 log.info("step times in %s are of another version or machine, and are ignored", self.path)
                 return None
             times = _times(data["times"])
-            StepTimes(known=times)  # which knows how many parts there must be
+            StepTimes(known=times)  # checks the number of parts
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError, ConfigError) as error:
             log.warning("step times in %s are damaged, and are ignored: %s", self.path, error)
             return None
         return times.later()
 
     def write(self, times: KnownTimes | None) -> None:
-        """Keep what is known now, unless nothing was learned since the last time. A failure is logged."""
+        """Write the times, unless nothing was learned since the last write. A failure is logged."""
         if times is None or times.steps.learned == self._written:
             return
         self._written = times.steps.learned
@@ -96,7 +96,7 @@ class KeptTimes:
 
 
 def kept_times(cache_dir: Path, facts: RunnerFacts) -> KeptTimes:
-    """Where times of this model on this machine are kept."""
+    """The file for the times of this model on this machine."""
     config, memory = facts.config, facts.memory
     about = {
         "processor": processor_name(),
@@ -114,11 +114,11 @@ def kept_times(cache_dir: Path, facts: RunnerFacts) -> KeptTimes:
 
 
 def _times(data: Mapping[str, Any]) -> KnownTimes:
-    """What `asdict` made `data` of.
+    """The times from which `asdict` made `data`.
 
     Raises:
-        ConfigError: a number is none that can be.
-        KeyError, TypeError, ValueError: it is something else.
+        ConfigError: a number is impossible.
+        KeyError, TypeError, ValueError: `data` is something else.
     """
     drafts = tuple((_whole(rows), _parts(parts)) for rows, parts in data["drafts"])
     if type(data["chunks"]) is not bool:

@@ -1,7 +1,7 @@
 """From a model's files to a model in memory: one file, because planning and loading must make the same choices.
 
-Decides what options mean here and whether the model fits, and puts its weights in their places. Names concrete classes
-of several rooms, as `app` and `building` do. A model can be planned first: its program is built from headers alone,
+Decides what options mean on this machine and whether the model fits, and places its weights. Names concrete classes of
+several rooms, as `app` and `building` do. A model can be planned first: its program is built from headers alone,
 with sizes and costs but without weight values.
 """
 
@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 _LEAST_CONTEXT = 1024
-"""Tokens that must fit the KV cache if the operator gives no size; or the model's context, if it is shorter."""
+"""Tokens that must fit the KV cache if the operator gives no size; the model's context, if that is shorter."""
 
 _STEP_SHARE = 4
 """A step that holds a whole prompt may take one part in this many of the free memory."""
@@ -109,8 +109,8 @@ class LoadedModel:
         config: the operator's options; for a model that looks ahead, with steps as long as the longest prompt.
         weight_formats: the formats of its weights, in words.
         embedding_layers: layers that are applied to pooled vectors.
-        ranks: the other ranks that compute it; None for a model that is whole here.
-        other_shares: what each of them has, as planned.
+        ranks: the other ranks that compute with it; None if the model is not divided.
+        other_shares: the share of each other rank, as planned.
     """
 
     files: ModelFiles
@@ -148,7 +148,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device that it is on."""
+        """The device that the model is on."""
         return self.backend.device
 
     @property
@@ -202,7 +202,7 @@ class LoadedModel:
     ) -> TorchRunner:
         """A runner that uses stores of this model.
 
-        Without `grammars` it accepts no guided sequences; without `budgets`, none that have a thinking budget.
+        `grammars` is required for guided sequences, `budgets` for sequences with a thinking budget.
         """
         return TorchRunner(
             self.model,
@@ -257,10 +257,10 @@ class PlannedModel:
     formats: dict[str, None]
 
     def needs(self, config: EngineConfig, tokens: int | None = None) -> MemoryNeeds:
-        """The memory that it needs with these options.
+        """The memory that the model needs with these options.
 
         Args:
-            config: gives the size of steps, and that of the KV cache if the operator chose one.
+            config: gives the size of steps, and the size of the KV cache if the operator chose it.
             tokens: how many tokens the KV cache must hold, instead of what `config` says.
         """
         block = block_bytes(self._caches, config.block_size, self.choices.kv_dtype)
@@ -274,7 +274,7 @@ class PlannedModel:
         return MemoryNeeds(*sizes, self._adapters(config))
 
     def _adapters(self, config: EngineConfig) -> int:
-        """Memory of as many adapters as there may be, and of a step with them."""
+        """Memory for the most adapters that there may be, and for a step with them."""
         if not config.most_adapters:
             return 0
         rank, itemsize = config.max_lora_rank, self.choices.dtype.itemsize
@@ -283,7 +283,7 @@ class PlannedModel:
 
     @property
     def _caches(self) -> tuple[KvCacheSpec, ...]:
-        """All that a block of the KV cache holds."""
+        """The caches that share a block: the model's, and its predictor's."""
         own = self.program.predictor
         return self.program.caches if own is None else (*self.program.caches, *own.program.caches)
 
@@ -324,7 +324,7 @@ def _resolve_forms(config: EngineConfig, files: ModelFiles, backend: Backend) ->
 
 
 def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> PlannedModel:
-    """Build a model's program from headers, as `load_model` does from weights; takes milliseconds.
+    """Build a model's program from headers alone; takes milliseconds.
 
     Raises:
         SetupError: the files lack something.
@@ -339,8 +339,9 @@ def plan_model(config: EngineConfig, files: ModelFiles, choices: Choices) -> Pla
 def with_whole_prompts(config: EngineConfig, planned: PlannedModel, free: int) -> EngineConfig:
     """The same options; for a model that looks ahead, with steps as long as the longest prompt.
 
-    That is the operator's `max_model_len`. If it is 0: the model's context, or what `kv_cache_memory` holds if that is
-    less, halved until a step, its keys and values included, takes no more than a quarter of the free memory.
+    The longest prompt is the operator's `max_model_len`. If that is 0, it is the model's context, or what
+    `kv_cache_memory` holds if that is less, halved until a step with its keys and values takes at most a quarter of the
+    free memory.
 
     Args:
         config: the operator's options.
@@ -387,7 +388,7 @@ def place_model(
     announce: Callable[[str], None],
     group: RankGroup | None = None,
 ) -> LoadedModel:
-    """`load_model` with choices already made; of a model that `group` divides, one rank's share."""
+    """Load a model with choices already made; with `group`, only this rank's share. Otherwise as `load_model`."""
     backend, dtype, weight_format = choices.backend, choices.dtype, choices.weight_format
     planned = plan_model(config, files, choices)
     config = with_whole_prompts(config, planned, free_memory(backend.device))
@@ -412,7 +413,7 @@ def place_model(
             program, binder = divide(whole, group.rank, group.size, dividing), dividing.loaded
             dividing.forget()
     layers = read_embedding_layers(files.path, program.shape.hidden_size, backend.device, cpu)
-    give_back()  # what reading and packing weights freed, so that the KV cache can be sized from it
+    give_back()  # memory freed while weights were read and packed, so that the KV cache can use it
     model = executor(program, dtype, backend, group)
     if binder.mixed and dtype == torch.bfloat16:
         announce(mixed_line(binder.mixed))
@@ -433,7 +434,7 @@ def place_model(
 
 
 def _predicts(config: EngineConfig) -> bool:
-    """Whether guesses come from the model's own prediction of a second token, if it has one."""
+    """Whether the model's own predictor is to guess, if it has one."""
     return config.speculate and not config.draft_model and config.tensor_parallel == 1
 
 
@@ -449,7 +450,7 @@ def _check_memory(planned: PlannedModel, config: EngineConfig, files: ModelFiles
 
 
 def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> Iterator[Alternative]:
-    """The same model in other formats, those that change least first."""
+    """The same model in other formats, the smallest changes first."""
     shorter = replace(config, kv_cache_memory=0, max_model_len=0)
     if choices.backend.why_torch() is not None:
         return
@@ -467,8 +468,8 @@ def _alternatives(config: EngineConfig, files: ModelFiles, choices: Choices) -> 
 def executor(program: Program, dtype: torch.dtype, backend: Backend, group: RankGroup | None = None) -> CausalLM:
     """The executor of a program: a step is one compiled call or CUDA graph if the backend supports all of it.
 
-    Otherwise it is one call per operation. Decided once, here; a backend never changes afterwards. One rank's share of
-    a program is computed with `group`, in one compiled call between two sums.
+    Otherwise it is one call per operation. This is decided once, here; a backend never changes afterwards. One rank's
+    share of a program is computed with `group`, in one compiled call between every two sums.
     """
     if isinstance(backend, CpuBackend) and why_not_compiled(program, dtype, backend) is None:
         return (
@@ -477,7 +478,7 @@ def executor(program: Program, dtype: torch.dtype, backend: Backend, group: Rank
             else DividedExecutor(program, dtype, backend, group)
         )
     if backend.name == "cuda":
-        from penstock.kernels.cuda_backend import CudaBackend  # which imports Triton, as `captured` does
+        from penstock.kernels.cuda_backend import CudaBackend  # imports Triton, as `captured` does
         from penstock.nn.captured import CapturedExecutor, why_not_captured
 
         if isinstance(backend, CudaBackend) and why_not_captured(program) is None:

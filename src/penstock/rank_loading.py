@@ -1,4 +1,4 @@
-"""Loads a model that ranks of this host divide: what can be divided, whether all shares fit, and who has what.
+"""Loads a model that ranks of this host divide: checks that it can be divided and that all shares fit, and loads them.
 
 Names concrete classes of several rooms, as `loading` and `building` do.
 """
@@ -26,14 +26,14 @@ from penstock.weights.headers_only import META, HeadersOnly
 __all__ = ["RANK_BYTES", "load_on_ranks", "plan_share"]
 
 RANK_BYTES = 192 << 20
-"""What a rank's process takes beside its weights, keys and values: measured, and most of it is imported code."""
+"""Memory that a rank's process takes besides its weights, keys and values: measured; most of it is imported code."""
 
 _RANK_PROGRAM = (sys.executable, "-m", "penstock.rank_process")
 _OPTION = "tensor_parallel"
 
 
 def load_on_ranks(config: EngineConfig, files: ModelFiles, announce: Callable[[str], None]) -> LoadedModel:
-    """As `load_model`; with the option `tensor_parallel`, rank 0's share, and the processes of the other ranks.
+    """Load a model as `load_model` does; with `tensor_parallel`, load rank 0's share and start the other ranks.
 
     Raises:
         SetupError: as in `load_model`; or the model or another option cannot be used by several ranks, or one of them
@@ -64,7 +64,7 @@ def load_on_ranks(config: EngineConfig, files: ModelFiles, announce: Callable[[s
 
 
 def plan_share(config: EngineConfig, files: ModelFiles, choices: Choices, rank: int) -> PlannedModel:
-    """Build one rank's program from headers, as `plan_model` does that of the whole model.
+    """Build one rank's program from headers, as `plan_model` does for the whole model.
 
     Raises:
         ConfigError: the model cannot be shared by so many ranks.
@@ -78,7 +78,7 @@ def plan_share(config: EngineConfig, files: ModelFiles, choices: Choices, rank: 
 
 
 def _check_options(config: EngineConfig) -> None:
-    """Refuse what is not divided."""
+    """Refuse options that cannot be used with several ranks."""
     for option, wanted, what in (
         ("draft_model", bool(config.draft_model), "draft model"),
         ("lora", bool(config.lora), "adapters"),
@@ -91,7 +91,7 @@ def _check_options(config: EngineConfig) -> None:
 
 
 def _needs(config: EngineConfig, shares: Sequence[PlannedModel]) -> MemoryNeeds:
-    """What all ranks need together: the blocks of each hold the same tokens."""
+    """The memory that all ranks need together; all have the same number of blocks, for the same tokens."""
     needs = [share.needs(config) for share in shares]
     block = sum(each.block for each in needs)
     least = needs[0].blocks if not config.kv_cache_memory else max(1, config.kv_cache_memory // block)

@@ -1,4 +1,4 @@
-"""The program of a rank behind rank 0: `python -m penstock.rank_process DESCRIPTOR`; see `ranks.follower`.
+"""The program of a rank other than rank 0: `python -m penstock.rank_process DESCRIPTOR`; see `ranks.follower`.
 
 Names concrete classes of several rooms, as `rank_loading` does.
 """
@@ -23,7 +23,7 @@ __all__ = ["main"]
 def main() -> None:
     """Carry out rank 0's orders, from the other end of a socket."""
     faulthandler.enable()
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy has it, but nothing here multiplies with it; read when imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy brings OpenBLAS, which nothing here uses; read on import
     with lasting_imports():
         import penstock.loading  # noqa: F401 - `_load` imports from it when called
         from penstock.ranks import follow

@@ -32,11 +32,11 @@ def main() -> None:
 
 
 def _prepare() -> tuple[Build, Profiler]:
-    """Import torch here, not at the top: during the import, this process already ends when the engine's does.
+    """Import torch here, not at the top, so that this process ends with the engine's even during the import.
 
     No import may start a thread, because a zygote forks afterwards.
     """
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy has it, but nothing here multiplies with it
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy brings OpenBLAS, which nothing here uses
     with lasting_imports():
         import penstock.building  # noqa: F401 - `_build` imports from it when called
         from penstock.exec.profiler import TorchProfiler

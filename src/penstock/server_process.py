@@ -1,4 +1,4 @@
-"""What stands around the application that a process serves: keys, log, service manager, observers, signals, the end."""
+"""Everything around the application that a process serves: keys, log, service manager, observers, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORCED_SECONDS = 1.5
 """How long the server may take to end after a second signal."""
 
 CLOSE_SECONDS = 10.0
-"""How long closing may take once nothing is served: a hung step would keep an engine from closing."""
+"""How long closing may take once nothing is served: a hung step would prevent an engine from closing."""
 
 
 class ServerProcess:
@@ -53,15 +53,15 @@ class ServerProcess:
         self._notifier.status(line)
 
     def end(self) -> None:
-        """End as on the first signal. May be called from any thread, before `run` too."""
+        """End as on the first signal. May be called from any thread, even before `run`."""
         self._end.now()
 
     @contextmanager
     def observers(self, model: str) -> Iterator[list[Callable[[Any], None]]]:
-        """Called with each request that is over: the request log and spans, if the operator wants them.
+        """Functions to call with each request that is over: the request log and spans, if the operator wants them.
 
         Args:
-            model: what spans call a request's model; "" for the name that the request used.
+            model: the name of the model in spans; "" for the name that the request used.
         """
         options = self._options
         observers: list[Callable[[Any], None]] = [server.log_request] if options.log_requests else []
@@ -83,7 +83,7 @@ class ServerProcess:
             on_ready: called with the URL once connections are accepted.
 
         Raises:
-            ConfigError: cannot listen on the address.
+            ConfigError: the server cannot listen on the address.
         """
         options = self._options
 

@@ -1,7 +1,7 @@
-"""Check stored KV blocks and states by computing them again, from their tokens and all before them.
+"""Checks stored KV blocks and states by computing them again, from their tokens and all tokens before them.
 
 Names concrete classes of several rooms. A checksum proves only that a file is what was written; this check proves that
-what was written is right, for the model, the kernels and the processor in use now.
+the content is right for the model, the kernels and the processor in use now.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class StoreVerdict:
     """What the check found, blocks and states counted together.
 
     Attributes:
-        same: how many are, bit for bit, what was computed again.
-        different: keys of those that differ. There must be none.
-        damaged: how many files were not what was written; they are deleted.
-        orphaned: how many lack a block before them, which was evicted: they are never used, and cannot be computed.
+        same: how many are equal, bit for bit, to what was computed again.
+        different: keys of the blocks and states that differ. There must be none.
+        damaged: how many files were not as they were written; they are deleted.
+        orphaned: how many lack an earlier block, which was evicted: they are never used, and cannot be computed.
         why_not: why nothing was checked; "" otherwise.
     """
 
@@ -47,7 +47,7 @@ class StoreVerdict:
 def verify_store(
     config: EngineConfig, cache_dir: Path, root: Path, count: int, seed: int, announce: Callable[[str], None]
 ) -> StoreVerdict:
-    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer; likewise for states.
+    """Compute `count` blocks of a model again, drawn with `seed`, or all if there are fewer; likewise states.
 
     Raises:
         SetupError: the model or an option cannot be used.
@@ -82,7 +82,7 @@ class _Check:
         self._size = config.block_size
 
     def look_at(self, key: bytes, store: BlockStore) -> None:
-        """Compute a block, or a state if `store` is theirs, again, unless a block before it is missing."""
+        """Compute a block again, or a state if `store` holds states, unless a block before it is missing."""
         found = store.origin(key)
         if found is None:
             return
@@ -111,7 +111,7 @@ class _Check:
     def _compute(self, tokens: list[int]) -> tuple[bytes, bytes]:
         """The last block of a sequence of these tokens, and the state after it; b"" for a model without states.
 
-        Computes in memory of its own, and in chunks as in serving.
+        Computes in separate memory, and in chunks as in serving.
         """
         blocks, states = len(tokens) // self._size, self._loaded.state_store(1, 1)
         kv = self._loaded.kv_store(blocks + 1, self._size)

@@ -1,4 +1,4 @@
-"""Which thread of a process runs first, and when the others give way to it."""
+"""Decides which thread of a process runs first, and when the others give way to it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = [
 
 _TURN_SECONDS = 0.0005
 NICENESS = 10
-"""Niceness of what goes last, so that the engine's steps go first if processors are few."""
+"""Niceness of threads that go last, so that the engine's steps go first if processors are few."""
 _MOST_SECONDS = 0.05
-"""The longest single wait in `give_way`: the thread that goes first may never be done."""
+"""The longest single wait in `give_way`: the thread that goes first may never finish."""
 
 _nobody_first = threading.Event()
 _nobody_first.set()
@@ -64,7 +64,7 @@ def going_first() -> Iterator[None]:
 
 @contextmanager
 def letting_others() -> Iterator[None]:
-    """Within `going_first`, let others go on meanwhile, because this thread waits or runs compiled code."""
+    """Within `going_first`, let other threads run meanwhile, because this thread waits or runs compiled code."""
     first = not _nobody_first.is_set()
     _nobody_first.set()
     try:
@@ -83,7 +83,7 @@ class _Baton:
         self._waiting: deque[threading.Event] = deque()
 
     def take(self) -> None:
-        """Wait until nobody else has it."""
+        """Wait until no other thread has it, then take it."""
         with self._lock:
             if not self._taken:
                 self._taken = True
@@ -106,10 +106,10 @@ _baton = _Baton()
 
 @contextmanager
 def taking_turns() -> Iterator[None]:
-    """Of all threads in this context, one runs at a time; the next one runs when it gives way or leaves.
+    """Let only one of the threads in this context run at a time; the next one runs when it gives way or leaves.
 
-    Each thread that runs Python may be in a compiled call of milliseconds that holds the GIL, and the thread that goes
-    first would wait for all of them.
+    Otherwise each of these threads might be in a compiled call of milliseconds that holds the GIL, and the thread that
+    goes first would wait for all of them.
     """
     _baton.take()
     _here.has_baton = True
@@ -123,15 +123,15 @@ def taking_turns() -> Iterator[None]:
 def wait_for_first() -> None:
     """Wait while another thread goes first, but not for long, and keep the turn. For the pieces of one part of work.
 
-    Turns change less often: who waits for one has to wake up, which takes a thread of low priority milliseconds. The
-    thread that goes first may do such work itself, and does not wait.
+    So turns change less often: a thread that gets the turn has to wake up, which takes milliseconds at low priority.
+    The thread that goes first may do such work itself, and does not wait.
     """
     if not getattr(_here, "goes_first", False):
         _nobody_first.wait(_MOST_SECONDS)
 
 
 def give_way() -> None:
-    """As `wait_for_first`, and pass the turn on. Call it between the parts of long work in Python."""
+    """Wait as `wait_for_first` does, and pass the turn on. Call it between the parts of long work in Python."""
     if not getattr(_here, "has_baton", False):
         wait_for_first()
         return

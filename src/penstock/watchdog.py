@@ -1,7 +1,7 @@
-"""Watches steps: one that takes far longer than earlier ones is reported, once, with the stacks of all threads.
+"""Watches steps: reports a step that takes far longer than earlier ones, once, with the stacks of all threads.
 
 Decides when a step is overdue (`HangLimit`, as for a runner in a separate process) and when only a new process would
-help. Ends nothing itself: a thread that computes cannot be ended, and a hung process is ended by its runner.
+help. Ends nothing itself: a thread that computes cannot be ended, and the runner of a hung process ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.remote.hang_limit import HangLimit
 __all__ = ["WatchedRunner", "Watchdog"]
 
 TURN_SECONDS = 1.0
-"""Seconds between two looks. Time is counted in looks, so no step is overdue because the whole process stopped."""
+"""Seconds between two looks. Time is counted in looks, so a step is not overdue if the whole process was stopped."""
 
 LOST_TIMES = 4.0
 LOST_SECONDS = 60.0
@@ -69,7 +69,7 @@ class Watchdog:
 
         Args:
             runner: the runner.
-            recovers: whether it ends a hung process itself, and starts another.
+            recovers: whether the runner itself ends a hung process, and starts another.
         """
         self._recovers = recovers
         return WatchedRunner(runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner), self)
@@ -106,16 +106,16 @@ class Watchdog:
             thread.join()
 
     def begin_step(self, plan: StepPlan) -> None:
-        """The runner computes this plan from now on."""
+        """Note that the runner computes this plan from now on."""
         limit = self._hang_limit.of(plan)
         self._work = _Work(f"step {plan.step}", plan, limit, self._turn, time.monotonic())
 
     def begin_reset(self) -> None:
-        """The runner is being reset, and computes nothing until that is done."""
+        """Note that the runner is being reset, and computes nothing until that is done."""
         self._work = _Work("what computes is being started anew", None, 0.0, self._turn, time.monotonic())
 
     def end(self) -> None:
-        """The step or reset has ended."""
+        """Note that the step or reset has ended."""
         work, self._work = self._work, None
         if work is None or work.plan is None:
             return
@@ -127,7 +127,7 @@ class Watchdog:
             log.warning("%s ended, after %.1f s", work.what, seconds)
 
     def _seconds(self, work: _Work) -> float:
-        """How long it has taken, at least, in seconds."""
+        """The least seconds that the work has taken so far."""
         return max(0, self._turn - work.turn - 1) * self._turn_seconds
 
     def _look(self, ended: threading.Event) -> None:

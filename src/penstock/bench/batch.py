@@ -1,4 +1,4 @@
-"""Offline throughput of a number of equal streams, with prefill and decode timed separately.
+"""Offline throughput of several equal streams, with prefill and decode timed separately.
 
 The method is the same for every engine: distinct random prompts, so that no prefix cache helps; generation to exactly
 the requested length; a short warm-up of the same shape first. Prefill ends when every stream has its first token. If
@@ -30,7 +30,7 @@ RATES = ("prefill_tok_s", "decode_tok_s", "output_tok_s", "total_tok_s")
 
 
 class Choice(Protocol):
-    """The part of a choice that is read here."""
+    """The part of a choice that a measurement reads."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -39,7 +39,7 @@ class Choice(Protocol):
 
 
 class Progress(Protocol):
-    """The part of a request that is read here, after a step that advanced it."""
+    """The part of a request that a measurement reads, after a step that advanced it."""
 
     @property
     def request_id(self) -> str:
@@ -216,7 +216,7 @@ def _count_tokens(engine: Steppable, tokens: dict[str, int]) -> None:
 
 
 def costs(load: Load, cost: Callable[[Sequence[StepRow]], StepCost]) -> dict[str, StepCost]:
-    """The cost of a load's steps: `prefill` as one step of all prompts, `decode` in the middle of the answers."""
+    """The cost of a load's steps: `prefill` is one step over all prompts, `decode` one halfway through the answers."""
     return {
         "prefill": cost([StepRow(0, load.prompt_tokens)] * load.streams),
         "decode": cost([StepRow(load.prompt_tokens + load.new_tokens // 2, 1)] * load.streams),
@@ -233,7 +233,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def batch_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows for people; the spread is the decode rate's."""
+    """The rows as a table; its spread is that of the decode rate."""
     heads = (
         f"{'prompt':>6}  {'new':>5}  {'streams':>7}  {'prefill tok/s':>13}  {'decode tok/s':>12}  {'total tok/s':>11}"
     )

@@ -1,8 +1,8 @@
-"""Times the compiled kernels one by one against the machine's limits; long, because each needs its own operands.
+"""Times the compiled kernels one by one against the machine's limits; a long file: each kernel has its own operands.
 
 Decides what is run: random operands in the sizes of the default model, rotating weights so that none is in the cache
 when it is used again (as in a model larger than the cache), keys and values in scattered blocks. Each time is the best
-of a few short rounds, the calls from Python included. Counts only what must be read and computed: weights, keys and
+of a few short rounds and includes the calls from Python. Counts only what must be read and computed: weights, keys and
 values, or the rows themselves.
 
 With its cases (`kernel_products`, `kernel_attention`) and `quality`, the only part of this package that holds tensors.
@@ -62,7 +62,7 @@ LIMIT_BYTES = 256 << 20
 
 
 def best_seconds(call: Callable[[], object], rounds: int = 4, least: float = 0.03) -> float:
-    """Seconds per call: the best of a few rounds, each of as many calls as take about `least` seconds."""
+    """Seconds per call: the best of a few rounds, each with enough calls to last about `least` seconds."""
     call()
     start = time.perf_counter()
     call()
@@ -77,7 +77,7 @@ def best_seconds(call: Callable[[], object], rounds: int = 4, least: float = 0.0
 
 
 def shortest_seconds(call: Callable[[], object], spent: float = 0.2) -> float:
-    """Seconds of the fastest of as many single calls as fit in `spent` seconds: less sensitive to other processes."""
+    """Seconds of the fastest single call within `spent` seconds: less sensitive to other processes."""
     call()
     best, until = float("inf"), time.perf_counter() + spent
     while (start := time.perf_counter()) < until:
@@ -127,7 +127,7 @@ def with_shares(row: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
 
 def kernel_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for people; a share of the read limit above 1 means that reads hit the cache."""
+    """The rows as a table; a share of the read limit above 1 means that reads hit the cache."""
     heads = (
         f"{'kernel':<18} {'form':<20} {'rows':>5} {'us':>10} {'GB/s':>8} {'of limit':>8} {'GFLOP/s':>9} {'of limit':>8}"
     )

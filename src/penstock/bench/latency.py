@@ -127,7 +127,7 @@ def request_record(outcome: Outcome) -> dict[str, Any]:
 
 
 def latency_table(summary: Mapping[str, Any]) -> str:
-    """The figures for people."""
+    """The figures as a table."""
     lines = [
         f"requests            {summary['completed']} answered, {summary['failed']} failed",
         f"duration            {summary['duration_s']:.2f} s",

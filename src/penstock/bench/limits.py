@@ -62,7 +62,7 @@ def shares(row: Mapping[str, Any], costs: Mapping[str, StepCost], limits: Limits
 
 
 def limits_line(limits: Limits) -> str:
-    """The limits for people."""
+    """The limits as a line of text."""
     rates = ", ".join(f"{limits.ops(name) / 1e9:.0f} G{name}" for name in ("fp32", "bf16", "int8"))
     return (
         f"machine's limits ({limits.isa}, {limits.threads} threads): {limits.read_bytes / 1e9:.1f} GB/s read,"
@@ -71,7 +71,7 @@ def limits_line(limits: Limits) -> str:
 
 
 def share_text(row: Mapping[str, Any]) -> str:
-    """The shares of a row for people; "" if it has none."""
+    """The shares of a row as text; "" if it has none."""
     if "decode_share_of_limit" not in row:
         return ""
     return f"  {row['prefill_share_of_limit']:.0%}, {row['decode_share_of_limit']:.0%} of the machine's limit"

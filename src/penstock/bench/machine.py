@@ -36,7 +36,7 @@ def provenance() -> dict[str, Any]:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory in bytes; None if the system does not tell."""
+    """Physical memory in bytes; None if the system does not report it."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""matplotlib, for whatever draws a record into a file. It is optional (extra `bench`), and imported when asked for."""
+"""Access to matplotlib, to draw a record into a file. It is optional (extra `bench`), and imported on first use."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def check_suffix(target: Path) -> None:
-    """Make sure that `target` says in which format it is to be drawn.
+    """Make sure that the suffix of `target` is one of `SUFFIXES`: it selects the format of the drawing.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it is not.
     """
     if target.suffix not in SUFFIXES:
         raise ConfigError("plot", f"{target} must end in one of {', '.join(SUFFIXES)}")
 
 
 def plotting() -> ModuleType:
-    """Matplotlib's pyplot, drawing into files only; ask for it before anything is measured.
+    """Matplotlib's pyplot, drawing into files only; call this before measuring, to fail early.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: matplotlib is not installed.
     """
     try:
         matplotlib = import_module("matplotlib")

@@ -76,7 +76,7 @@ class Chunks:
 def cut(text: TextModel, written: str, context: int, most_tokens: int = 0) -> Chunks:
     """Cut a text into chunks; a remainder that fills none is left out.
 
-    If the model's tokenizer begins texts with BOS, each chunk's first token is replaced by it.
+    If the model's tokenizer begins texts with BOS, BOS replaces each chunk's first token.
 
     Args:
         text: the model's tokenizer.
@@ -309,7 +309,7 @@ def _standard_error(samples: Sequence[float]) -> float:
 
 
 def quality_table(rows: Sequence[Quality]) -> str:
-    """The figures for people, the nearest to float32 first."""
+    """The figures as a table, the nearest to float32 first."""
     width = max(len(row.name) for row in rows)
     heads = f"{'':<{width}}  {'weights':>8}  {'KL divergence, nats/token':>25}  {'99 %':>8}  {'same top token':>17}"
     lines = [f"{heads}  {'perplexity':>10}  ln of its ratio to float32's"]

@@ -90,7 +90,7 @@ async def drive(
     on_outcome: Callable[[Outcome], object] | None = None,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[Outcome]:
-    """Send every call when it is due; return outcomes in the order of the calls. No call's failure ends the test.
+    """Send every call when it is due; return outcomes in the order of the calls. A failed call does not end the test.
 
     Args:
         calls: the workload.

@@ -1,9 +1,10 @@
 """Measures what guesses save: runs the same tasks with and without guesses, in turns, and compares every token.
 
-Two engines answer at the same time, one of them with guesses. They take turns step by step, whoever has fewer tokens
-next, and each step's time counts for its engine: so a machine that slows down for a second slows down both. Prompts are
-cached and forms compiled before the clock starts, because guesses save only decode steps, and an engine's first form
-takes half a second to compile. Requires of an engine only that it answers lists of prompts and can be stepped.
+Two engines answer at the same time, one of them with guesses. They take turns step by step: the engine with fewer
+tokens goes next, and each step's time counts for its engine. So a machine that slows down for a second slows down both.
+Prompts are cached and forms compiled before the clock starts, because guesses save only decode steps, and an engine's
+first form takes half a second to compile. Requires of an engine only that it answers lists of prompts and can be
+stepped.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def run_both(
     """Run a task once with each of two engines, which take turns.
 
     Args:
-        plain: an engine without other work, which computes a token a step.
-        guessing: another one, which guesses.
+        plain: an engine without other work, which computes one token per step.
+        guessing: another engine without other work, which guesses.
         task: the task.
         streams: number of streams at once, each with its own prompt.
         vocab_size: size of the model's vocabulary.
@@ -110,7 +111,7 @@ def _ready(engine: Answers, asked: Sequence[str | list[int]], task: Task, form: 
 
 
 class _Stepped:
-    """An engine that answers some prompts, and what its steps took."""
+    """An engine that answers some prompts, and the time that its steps took."""
 
     def __init__(self, engine: Answers, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         self.engine = engine
@@ -134,7 +135,7 @@ class _Stepped:
             self._tokens[output.request_id] = tuple(output.outputs[0].token_ids)
 
     def run(self) -> TaskRun:
-        """What it was, at its end."""
+        """The finished run."""
         return TaskRun(self._seconds, int(self.engine.scheduler.stats.steps) - self._before, (*self._tokens.values(),))
 
 
@@ -170,7 +171,7 @@ def summary(task: str, streams: int, plain: Sequence[TaskRun], guessed: Sequence
 
 
 def speculation_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for people."""
+    """The rows as a table."""
     heads = f"{'task':20}  {'streams':>7}  {'tokens':>6}  {'without, tok/s':>14}  {'with, tok/s':>11}  {'times':>5}"
     lines = [f"{heads}  {'lowest..highest':>15}  {'tokens a step':>13}"]
     for row in rows:

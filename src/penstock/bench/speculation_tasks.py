@@ -81,7 +81,7 @@ class Task:
     """A kind of work.
 
     Attributes:
-        ask: (stream number, vocabulary size) -> what the stream is asked: a message, or a prompt of token ids.
+        ask: (stream number, vocabulary size) -> the stream's input: a message, or a prompt of token ids.
         max_tokens: most tokens of an answer.
         sampling: the other sampling parameters.
         schema: JSON Schema of the answer; None for free text.

@@ -139,7 +139,7 @@ def read_trace(
     """Read the calls of a recorded workload: JSON lines of `offset` (seconds), `prompt_tokens` and `output_tokens`.
 
     A trace has only sizes and times; contents are drawn as in `make_calls`. Lines may also have `HASHED_KEYS`; prompts
-    then share a beginning if their hashes do. `speed` 2 sends the calls in half the time.
+    then share a prefix if their hashes do. `speed` 2 sends the calls in half the time.
 
     Raises:
         ConfigError: the trace cannot be read, is empty or has an invalid line; names the file, and the line if one is

@@ -1,4 +1,4 @@
-"""Certificates of answers: what was asked of which model, what it answered, and how to find that it was not so.
+"""Certificates of answers: what was asked of which model, what it answered, and how to check that claim.
 
 A certificate is a plain value with one spelling. Nothing here computes an answer, reads a file or knows an engine.
 """

@@ -1,8 +1,8 @@
 """The certificate as a value, and its only spelling as JSON text.
 
-A text is a certificate if writing what it says gives the same bytes again, and if its digest is that of the rest. So a
-changed bit is found without a model, unless whoever changed it made the digest anew; then the answer, computed again,
-is another one.
+A text is a certificate if parsing and writing it gives the same bytes again, and if its digest matches the rest. So a
+changed bit is found without a model, unless the digest was recomputed too; in that case, computing the answer again
+gives a different answer.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Raised when a certificate's fields change, or what they mean."""
+"""Incremented when a certificate's fields or their meaning change."""
 
 _HEX = re.compile(r"[0-9a-f]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class BadCertificate(ValueError):
-    """A text is no certificate, or not as it was made; the message says why."""
+    """Raised when a text is not a certificate or was changed since it was made; the message says why."""
 
 
 class CertifiedGrammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class CertifiedGrammar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertifiedReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How the answer to a conversation is taken apart, which may end it.
+    """How the answer to a conversation is parsed; the parsing may end the answer.
 
     Attributes:
         opened: whether the prompt ends inside the reasoning.
@@ -65,14 +65,14 @@ class CertifiedReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertifiedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as it was resolved: all that its answer depends on beside the model, and nothing else.
+    """A resolved request: everything that its answer depends on besides the model, and nothing else.
 
     Attributes:
         prompt: token ids.
-        choices: how many are answered.
-        candidates: how many are generated, of which the best are answered.
-        sampling: name -> value, those that are not neutral; the seed is always there where sampling is random.
-        stop: resolved, as in `SequenceRequest`.
+        choices: how many choices the answer has.
+        candidates: how many candidates are generated; the answer has the best of them.
+        sampling: name -> value of each parameter that is not neutral; includes the seed whenever sampling is random.
+        stop: the stop rules, resolved as in `SequenceRequest`.
         adapter: digest of its adapter; "" for none.
     """
 
@@ -91,10 +91,10 @@ class CertifiedChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of the answer.
 
     Attributes:
-        tokens: ids, as far as they are part of the answer: not those that a stop string cut off.
-        stop: the string or token id that ended it; None for the model's own end, or none.
-        marks: as `Trail.marks`.
-        logprobs: as `Trail.digest`.
+        tokens: ids of the tokens that are part of the answer, without tokens that a stop string cut off.
+        stop: the string or token id that ended it; None if the model's own end did, or if neither did.
+        marks: see `Trail.marks`.
+        logprobs: see `Trail.digest`.
     """
 
     tokens: tuple[int, ...]
@@ -105,7 +105,7 @@ class CertifiedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer was, and what it was computed from.
+    """An answer, and what it was computed from.
 
     Attributes:
         digest: SHA-256 of the certificate's text with "" in this place, as hex digits.
@@ -137,7 +137,7 @@ def read(text: bytes) -> Certificate:
     """The certificate in a text, with or without the line's end.
 
     Raises:
-        BadCertificate: it is none, or not as it was made.
+        BadCertificate: the text is not a certificate, or was changed since it was made.
     """
     text = text.removesuffix(b"\n")
     try:
@@ -159,7 +159,7 @@ def _digest(certificate: Certificate) -> str:
 
 
 def _check_answer(certificate: Certificate) -> None:
-    """Make sure that the answer has the form that one to this request has."""
+    """Make sure that the answer has the form that the request calls for."""
     if len(certificate.answer) != certificate.request.choices:
         message = f"it has {len(certificate.answer)} choices, and its request asks for {certificate.request.choices}"
         raise BadCertificate(message)

@@ -18,7 +18,7 @@ class Difference:
 
     Attributes:
         choice: index of the choice; -1 if they differ in the number of choices.
-        position: which of its tokens, from 0; -1 for what is said of the choice as a whole.
+        position: index of the token in the choice, from 0; -1 for a difference in the choice as a whole.
         what: what differs there.
         certified: what the certificate says.
         computed: what was computed.
@@ -51,7 +51,7 @@ def first_difference(
     Args:
         certified: the choices of the certificate.
         computed: the choices that were computed from its request.
-        tokens_only: leave log probabilities alone, which other arithmetic rounds differently.
+        tokens_only: ignore log probabilities, because other arithmetic rounds them differently.
     """
     if len(certified) != len(computed):
         return Difference(-1, -1, "number of choices", str(len(certified)), str(len(computed)))

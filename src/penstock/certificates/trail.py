@@ -1,7 +1,7 @@
-"""The hash over one choice's log probabilities, and a mark of it behind every token.
+"""The hash over one choice's log probabilities, and a mark of that hash after every token.
 
-The hash makes sure that a difference is found; the marks say where the first one is. A mark is too short to give a log
-probability away, and a different log probability has the same mark once in 65,536 times: then the next token is named.
+The hash makes sure that a difference is found; the marks say where the first one is. A mark is too short to reveal a
+log probability. Once in 65,536 times a different log probability has the same mark: then the next token is named.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import struct
 __all__ = ["MARK_CHARS", "Trail"]
 
 MARK_CHARS = 4
-"""Hex digits of a mark."""
+"""Length of a mark in hex digits."""
 
 _BEGINNING = b"penstock certificate: token id, float32 log probability, rank; little-endian"
 _TOKEN = struct.Struct("<IfI")
 
 
 class Trail:
-    """Takes the tokens of one choice in order. Owned by whoever certifies it."""
+    """Takes the tokens of one choice in order. Owned by the caller that certifies the choice."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(_BEGINNING)
         self._marks: list[str] = []
 
     def add(self, token: int, logprob: float, rank: int) -> None:
-        """The next token.
+        """Add the next token.
 
         Args:
             token: its id, from 0.

@@ -1,4 +1,4 @@
-"""What is known of a LoRA adapter that is loaded beside a model, for rooms that do not use tensors."""
+"""Facts about a LoRA adapter that is loaded beside a model, for rooms that do not use tensors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class AdapterFacts:
 
 
 def adapter_option(text: str) -> tuple[str, str]:
-    """The name and the path in the option `NAME=PATH`.
+    """Split the option `NAME=PATH` into the name and the path.
 
     Raises:
-        ValueError: it is not of this form.
+        ValueError: the text does not have this form.
     """
     name, _, path = text.partition("=")
     if not path or not is_adapter_name(name):
@@ -45,5 +45,5 @@ def adapter_option(text: str) -> tuple[str, str]:
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether a name can be an adapter's: printable, not too long, and without space at its ends."""
+    """Whether an adapter may have this name: it is printable, not too long, and without space at its ends."""
     return 0 < len(name) <= MOST_NAME_CHARS and name.isprintable() and name == name.strip()

@@ -1,7 +1,7 @@
 """What enters and leaves the prefix cache, as values, and the port through which an engine passes them on.
 
-A block is named by its key (`core.block_keys`). Whoever applies all events of an engine in order, beginning with an
-empty set, holds exactly the keys that its prefix cache can find in memory. Blocks in files are not part of it.
+A block is named by its key (`core.block_keys`). All events of an engine, applied in order to an empty set, give exactly
+the keys that its prefix cache can find in memory. Blocks in files are not included.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ __all__ = ["BlocksRemoved", "BlocksStored", "CacheCleared", "CacheEvent", "Cache
 
 
 class BlocksStored(NamedTuple):
-    """Blocks of one sequence, each following the one before, can be found from now on and could not before.
+    """Consecutive blocks of one sequence can be found from now on, and could not be found before.
 
     Attributes:
-        keys: of the blocks, in order of position.
-        parent: the key of the block before the first of them; None if that begins its sequence.
-        tokens: of all these blocks, in order.
+        keys: keys of the blocks, in order of position.
+        parent: the key of the block before the first one; None if the first one begins its sequence.
+        tokens: the tokens of all these blocks, in order.
         salt: the `cache_salt` of the sequence.
         adapter: the name of its adapter; "" for none.
     """
@@ -31,24 +31,24 @@ class BlocksStored(NamedTuple):
 
 
 class BlocksRemoved(NamedTuple):
-    """Blocks with these keys cannot be found any more: others needed their memory."""
+    """Blocks with these keys can no longer be found: their memory was needed for other blocks."""
 
     keys: tuple[bytes, ...]
 
 
 class CacheCleared(NamedTuple):
-    """Nothing can be found any more."""
+    """No block can be found any more."""
 
 
 CacheEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class EventCounts(NamedTuple):
-    """What became of the batches of events.
+    """How many batches of events were published, and how many were dropped.
 
     Attributes:
-        published: taken to be sent.
-        dropped: left out, because too many waited to be sent.
+        published: batches accepted for sending.
+        dropped: batches left out because too many waited to be sent.
     """
 
     published: int = 0
@@ -60,7 +60,7 @@ class CacheEvents(Protocol):
 
     @property
     def counts(self) -> EventCounts:
-        """Batches since the start."""
+        """Count the batches since the start."""
         ...
 
     def publish(self, events: Sequence[CacheEvent]) -> None:

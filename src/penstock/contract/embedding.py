@@ -18,14 +18,14 @@ class Pooling(StrEnum):
     MEAN = "mean"
     """The mean of all positions'."""
     LAST = "last"
-    """The last position's, which in a causal model alone has seen the whole prompt."""
+    """The last position's: in a causal model, only this one has seen the whole prompt."""
     CLS = "cls"
-    """The first position's: that of the token `[CLS]`, which encoders put in front. A causal model's has seen nothing
-    else."""
+    """The first position's: that of the token `[CLS]`, which encoders put in front. In a causal model it has seen no
+    other token."""
 
     @property
     def takes_cached(self) -> bool:
-        """Whether states of earlier positions, which the prefix cache does not hold, are not needed."""
+        """Whether a cached prefix can be used: the states of its positions, which are not cached, are not needed."""
         return self is Pooling.LAST
 
 
@@ -35,7 +35,7 @@ class EmbeddingSpec:
 
     Attributes:
         pooling: see `Pooling`.
-        normalize: whether it is scaled to length 1, after it was cut; a vector of zeros stays as it is.
+        normalize: whether the vector is scaled to length 1 after it was cut; a vector of zeros stays as it is.
         dimensions: how many of its first values are kept; 0 for all.
     """
 

@@ -1,4 +1,4 @@
-"""What an engine shows of its inside to whoever looks: its latest steps, its prefix cache as a tree, tenants' shares.
+"""Views into a running engine: its latest steps, its prefix cache as a tree, tenants' shares.
 
 Counts and times only: no text, no token, no key of a block, no id of a request.
 """
@@ -32,12 +32,12 @@ class StepStall(NamedTuple):
 
 
 class OwnPart(NamedTuple):
-    """The part that one request had in a step.
+    """One request's part of a step.
 
     Attributes:
-        decode: seconds of the step's `decode`, by its share of the positions of rows that decode.
-        prompts: seconds that its chunks took, and what it read from the store.
-        positions: that its rows computed or read.
+        decode: its share of the step's `decode`, in proportion to its positions in rows that decode; seconds.
+        prompts: seconds for its chunks, and for what it read from the store.
+        positions: how many positions its rows computed or read.
     """
 
     decode: float
@@ -51,19 +51,19 @@ class StepView(NamedTuple):
     Attributes:
         step: its number.
         at: when its result came, in seconds by the engine's clock.
-        decode: seconds that rows took which decode.
-        prompts: seconds that chunks of prompts took.
-        drafting: seconds of the draft model.
-        restored: seconds that reading stored blocks took.
-        engine: seconds since the step before, or since it was planned, in which the runner was not busy.
-        foreseen: seconds that `decode` and `prompts` were expected to take together; 0.0 while nothing was known.
+        decode: seconds for rows that decode.
+        prompts: seconds for chunks of prompts.
+        drafting: seconds for the draft model.
+        restored: seconds for reading stored blocks.
+        engine: seconds since the previous step, or since this one was planned, in which the runner was idle.
+        foreseen: seconds that `decode` and `prompts` together were expected to take; 0.0 while nothing was known.
         decoding: rows that decode.
         drafted: positions of guessed tokens in these rows.
         chunk: positions of prompts.
         read: positions that were read from the store.
-        waiting: sequences that still waited after it was planned.
+        waiting: sequences that still waited after the step was planned.
         stall: why the first of these was not admitted; None if none waited.
-        own: the part of the request that was asked for; None if none was.
+        own: the part of the request that the caller asked about; None if it asked about none.
     """
 
     step: int
@@ -84,10 +84,10 @@ class StepView(NamedTuple):
 
 
 class RecentSteps(NamedTuple):
-    """The latest steps, the eldest first.
+    """The latest steps, oldest first.
 
     Attributes:
-        cut: of a request's steps: whether earlier ones are forgotten.
+        cut: for a request's steps: whether earlier ones have been forgotten.
     """
 
     steps: tuple[StepView, ...]
@@ -95,17 +95,17 @@ class RecentSteps(NamedTuple):
 
 
 class PrefixNode(NamedTuple):
-    """Some cached blocks in a row, which nothing branches off between.
+    """A run of cached blocks with no branch in between.
 
     Attributes:
-        parent: index of the node that it continues; -1 for none, or one that is cached no more.
-        start: positions before it.
-        blocks: how many.
-        held: how many of these running sequences hold.
+        parent: index of the node that it continues; -1 if there is none, or it is no longer cached.
+        start: number of positions before it.
+        blocks: number of its blocks.
+        held: how many of these are held by running sequences.
         hits: how often an admission found its first block.
-        hit_tokens: positions that all its blocks have spared so far.
+        hit_tokens: positions that did not have to be computed so far because its blocks were found.
         idle: admissions since any of its blocks was sealed or found.
-        below: blocks below it, those of nodes included that are not told.
+        below: blocks below it, including those of nodes that are left out.
     """
 
     parent: int
@@ -123,9 +123,9 @@ class PrefixTree(NamedTuple):
 
     Attributes:
         block_size: positions of a block.
-        blocks: all that can be found.
-        nodes: those with most blocks in and below them; each comes after its parent.
-        left_out: blocks of the other nodes.
+        blocks: number of blocks that can be found.
+        nodes: the nodes with the most blocks in and below them; each comes after its parent.
+        left_out: number of blocks in the other nodes.
     """
 
     block_size: int
@@ -135,15 +135,15 @@ class PrefixTree(NamedTuple):
 
 
 class TenantShare(NamedTuple):
-    """What a tenant has of the engine.
+    """A tenant's use of the engine.
 
     Attributes:
         tenant: its name; see `SequenceRequest.tenant`.
-        share: what it is entitled to, relative to others; see `SequenceRequest.share`.
+        share: what it is entitled to, relative to other tenants; see `SequenceRequest.share`.
         running: its sequences that hold a slot.
         waiting: its sequences that do not.
-        waiting_tokens: tokens of these.
-        tokens: tokens computed for it since the start: of prompts, without what was cached, and of answers.
+        waiting_tokens: tokens of the waiting ones.
+        tokens: tokens computed for it since the start: prompt tokens that were not cached, and answer tokens.
     """
 
     tenant: str
@@ -159,10 +159,10 @@ NO_PREFIXES = PrefixTree(0, 0, (), 0)
 
 
 class EngineViews(Protocol):
-    """Shows an engine's inside. The engine's thread answers between two steps, in microseconds."""
+    """Shows what happens inside an engine. The engine's thread answers between two steps, in microseconds."""
 
     async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
-        """The latest steps, some hundreds; of some requests, all that are remembered from the first row to the last.
+        """The latest few hundred steps; or, for some requests, all remembered steps from their first row to the last.
 
         Args:
             after: only steps with larger numbers.
@@ -170,7 +170,7 @@ class EngineViews(Protocol):
 
         Raises:
             EngineDead: the engine is dead.
-            RequestError: this engine does not say.
+            RequestError: this engine does not offer it.
         """
         ...
 
@@ -179,5 +179,5 @@ class EngineViews(Protocol):
         ...
 
     async def tenant_shares(self) -> tuple[TenantShare, ...]:
-        """Every tenant that the engine has served, in order of their names. Raises as `recent_steps`."""
+        """Every tenant that the engine has served, in order of name. Raises as `recent_steps`."""
         ...

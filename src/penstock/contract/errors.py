@@ -47,18 +47,18 @@ __all__ = [
 
 
 class RefusalCause(StrEnum):
-    """Which bound a request met that was refused unread, or at a wrong moment."""
+    """The limit that a request met when it was refused before it was read, or refused for now."""
 
     QUEUE_SEQUENCES = "queue_sequences"
     QUEUE_TOKENS = "queue_tokens"
     QUEUE_SECONDS = "queue_seconds"
     OWN_TIMEOUT = "own_timeout"
-    """It would not even begin in the time that its caller allows."""
+    """It could not even begin within the time that its caller allows."""
     WORKERS = "workers"
-    """Too many wait for a grammar, for a chat template, or for a long prompt to be tokenised."""
+    """Too many requests wait for a grammar, for a chat template, or for a long prompt to be tokenised."""
     PROCESS_LOST = "process_lost"
     LOADING = "loading"
-    """Of several models, its model is not loaded."""
+    """The server has several models, and the requested one is not loaded."""
     MEMORY = "memory"
     """Too many large requests are held: their share of `--memory-limit` is used up."""
     CONCURRENCY = "concurrency"
@@ -67,7 +67,7 @@ class RefusalCause(StrEnum):
     HEADERS = "headers"
     BODY = "body"
     ACCESS = "access"
-    """No valid key, or from where it may not come."""
+    """It has no valid key, or comes from an address or a site that is not allowed."""
     OTHER = "other"
 
 
@@ -75,7 +75,7 @@ class PenstockError(Exception):
     """Every error that Penstock raises on purpose.
 
     Attributes:
-        cause: the bound that a refused request met; None of an error that is no refusal.
+        cause: the limit that a refused request met; None for an error that is not a refusal.
     """
 
     cause: RefusalCause | None = None
@@ -108,7 +108,7 @@ class InvalidParameter(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt leaves no room in the model's context for output, or, where there is to be none, does not fit it."""
+    """The prompt leaves no room in the model's context for output or, if no output is wanted, does not fit into it."""
 
     def __init__(
         self, prompt_tokens: int, max_model_len: int, *, param: str = "messages", generates: bool = True
@@ -172,7 +172,7 @@ class Overloaded(PenstockError):
 
 
 class Unavailable(Overloaded):
-    """Something that the request needs was lost while it waited, by no fault of its own, or has yet to be started."""
+    """Something that the request needs has yet to be started, or was lost while it waited, by no fault of its own."""
 
     def __init__(self, message: str, *, retry_after: int = 1, cause: RefusalCause = RefusalCause.PROCESS_LOST) -> None:
         super().__init__(message, retry_after=retry_after, cause=cause)
@@ -217,7 +217,8 @@ class RunnerLost(EngineFault):
     """The process that computes is gone, or hung and was ended.
 
     Attributes:
-        killed: by a signal that no computation brings about: somebody's, or the system's for want of memory.
+        killed: whether it was killed by a signal that no computation causes: sent by somebody, or by the system
+            because memory ran out.
     """
 
     def __init__(self, message: str, *, killed: bool = False) -> None:
@@ -226,7 +227,7 @@ class RunnerLost(EngineFault):
 
 
 class RequestPoisoned(EngineFault):
-    """Computing the request makes the engine's steps fail; others are unharmed, and it would do so again."""
+    """Computing the request makes the engine's steps fail, and would do so again; other requests are unharmed."""
 
 
 class EngineDead(EngineFault):

@@ -1,9 +1,9 @@
-"""What comes out: of the scheduler, in ids (`SeqEvent`), and of the engine, in text (`Output`).
+"""What the scheduler emits, in ids (`SeqEvent`), and what the engine emits, in text (`Output`).
 
 Invariant: every accepted sequence yields exactly one `Finished`, and nothing after it. Every request yields one
 `ChoiceFinished` for each of its choices and then one `RequestFinished`, or one `RequestFailed` and nothing more.
 
-What is made for every token is a named tuple, as in `penstock.contract.plan`.
+Values that are made for every token are named tuples, as in `penstock.contract.plan`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` or the context is used up."""
     REPETITION = "repetition"
-    """It had run into a loop, by `StopRules.repetition`."""
+    """It ran into a loop, as defined by `StopRules.repetition`."""
     TOOL_CALLS = "tool_calls"
     """As `STOP`, and the model chose to call tools."""
     ABORT = "abort"
@@ -94,7 +94,7 @@ class Finished:
     Attributes:
         stop_token: the id that ended it; -1 when no id did.
         message: for `ERROR`, what happened, safe to show; else "".
-        poisoned: whether that was that its rows make steps fail.
+        poisoned: whether the failure was that its rows make steps fail.
     """
 
     seq_id: str
@@ -117,7 +117,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The prompt of a sequence that was to be embedded is computed; `vector` is float32, little-endian."""
+    """The prompt of an embedded sequence is computed; `vector` is float32, little-endian."""
 
     seq_id: str
     vector: bytes
@@ -127,7 +127,7 @@ SeqEvent = Admitted | PromptScored | DraftsJudged | Generated | Embedded | Finis
 
 
 _Bytes = bytes
-"""For a field called `bytes`, which hides the type from whoever reads annotations."""
+"""For classes with a field called `bytes`, which hides the type from their annotations."""
 
 
 class TokenPiece(NamedTuple):
@@ -135,10 +135,10 @@ class TokenPiece(NamedTuple):
 
     Attributes:
         top: the top tokens at its position, most likely first, as many as were requested.
-        rank: its place among all tokens by likelihood, from 1; of equally likely ones the lower id comes first. 0 when
-            not requested.
-        start: how many characters stand before it in the text that it is part of: its choice's, or the prompt's. One of
-            several tokens that write a character begins where that does. 0 in alternatives.
+        rank: its rank among all tokens by likelihood, from 1; if tokens are equally likely, the lower id comes first. 0
+            when not requested.
+        start: how many characters come before it in the text that it is part of: its choice's, or the prompt's. If
+            several tokens write one character, each begins where the character does. 0 in alternatives.
     """
 
     id: int
@@ -149,22 +149,22 @@ class TokenPiece(NamedTuple):
     start: int = 0
 
     def with_top(self, count: int) -> TokenPiece:
-        """The same with `count` alternatives at most."""
+        """A copy with at most `count` alternatives."""
         return self._replace(top=self.top[:count]) if len(self.top) > count else self
 
     @property
     def text(self) -> str:
-        """The token alone as text; bytes that are no whole character become U+FFFD."""
+        """The token alone as text; bytes that do not form a whole character become U+FFFD."""
         return self.bytes.decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The prompt that all choices continue; comes once, before them, where the request wants it.
+    """The prompt that all choices continue; comes once, before them, if the request wants it.
 
     Attributes:
         text: the prompt as text.
-        tokens: all of it; log probabilities are NaN where there are none: of the first token always.
+        tokens: all its tokens; a log probability that does not exist is NaN, as the first token's always is.
     """
 
     text: str
@@ -173,10 +173,10 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class CacheLookup:
-    """The answer was looked for in the answer cache; comes first, where it was.
+    """The answer was looked up in the answer cache; comes first, if it was looked up.
 
     Attributes:
-        age: seconds since it was computed; None if it was not found, and is computed now.
+        age: seconds since the answer was computed; None if it was not found and is computed now.
     """
 
     age: float | None
@@ -197,19 +197,19 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    """How many of `completion_tokens` began inside the reasoning, where answers are parsed."""
+    """How many of `completion_tokens` began inside the reasoning, if answers are parsed."""
 
 
 class ChoiceDelta(NamedTuple):
     """More of one choice: text that is final (nothing of it is held back or will be cut), and the tokens behind it.
 
     `text` may be "" when tokens arrived whose text is not complete yet; `tokens` may be empty when held-back text is
-    released. Joined over a choice, texts and tokens are the whole completion; where the request has it parsed
+    released. Joined over a choice, texts and tokens are the whole completion. If the request has it parsed
     (`ReplyRules`), texts, reasoning and calls are the whole, and tokens come beside any of them, as they are generated.
 
     Attributes:
-        reasoning_tokens: how many more of the choice's tokens so far, from the first on, are now known to be reasoning,
-            its tags included. Added up, they are final with the first text behind the reasoning.
+        reasoning_tokens: how many more of the choice's tokens so far, counted from the first, are now known to be
+            reasoning, its tags included. Their sum is final once the first text after the reasoning comes.
     """
 
     choice: int
@@ -221,12 +221,12 @@ class ChoiceDelta(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether it carries nothing."""
         return not (self.text or self.tokens or self.reasoning or self.calls)
 
     def parts(self) -> tuple[ChoiceDelta, ...]:
-        """The same in parts that hold one piece of a call at most: text and reasoning first."""
-        if not self.calls:  # nearly every delta; a copy of each would be a tenth of what streaming it costs
+        """Split it into parts with at most one piece of a call each; text and reasoning come first."""
+        if not self.calls:  # nearly every delta; copying each would be a tenth of the cost of streaming it
             return (self,)
         spoken = self._replace(calls=())
         calls = tuple(ChoiceDelta(self.choice, "", (), calls=(piece,)) for piece in self.calls)
@@ -249,7 +249,7 @@ class ChoiceDelta(NamedTuple):
             yield self.text[at:]
 
     def then(self, later: ChoiceDelta) -> ChoiceDelta:
-        """This one and the next of the same choice as one."""
+        """Join this delta and the next one of the same choice."""
         return ChoiceDelta(
             self.choice,
             self.text + later.text,
@@ -261,7 +261,7 @@ class ChoiceDelta(NamedTuple):
 
 
 def _joined(calls: tuple[CallPiece, ...], later: tuple[CallPiece, ...]) -> tuple[CallPiece, ...]:
-    """The pieces in a row, arguments that go on as one piece."""
+    """Concatenate pieces of calls; arguments that continue the last piece are joined to it."""
     if not calls or later[0].id or calls[-1].id:
         return calls + later
     last = replace(calls[-1], arguments=calls[-1].arguments + later[0].arguments)
@@ -285,7 +285,8 @@ class RequestFinished:
     """Every choice of the request is complete; the stream ends here.
 
     Attributes:
-        certificate: of the answer, as `penstock.certificates` writes it; "" if none is wanted, or it was aborted.
+        certificate: the answer's, as `penstock.certificates` writes it; "" if none is wanted, or the request was
+            aborted.
     """
 
     usage: Usage
@@ -298,7 +299,7 @@ class RequestFailed:
     """The request ended by a failure of ours; `message` is safe to show. The stream ends here.
 
     Attributes:
-        poisoned: whether computing it makes steps fail.
+        poisoned: whether computing the request makes steps fail.
     """
 
     message: str
@@ -308,7 +309,7 @@ class RequestFailed:
 
     @property
     def error(self) -> EngineFault:
-        """As an exception."""
+        """The failure as an exception."""
         return RequestPoisoned(self.message) if self.poisoned else EngineFault(self.message)
 
 

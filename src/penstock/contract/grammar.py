@@ -27,11 +27,11 @@ class Grammar:
 
     Attributes:
         kind: the language of `source`.
-        ending: once it has passed `Grammars.check`, the tokens of a document that fits the answer, without the
-            end-of-sequence token: with it nobody judges the grammar again, in whichever process the runner is.
-        size: likewise, bytes of memory that it takes compiled.
+        ending: once the grammar has passed `Grammars.check`, the tokens of a document that fits the answer, without the
+            end-of-sequence token: a grammar that has one is not judged again, whichever process the runner is in.
+        size: likewise, bytes of memory that the compiled grammar takes.
 
-    Equal where kind and source are.
+    Two grammars are equal if their kinds and sources are.
     """
 
     kind: GrammarKind

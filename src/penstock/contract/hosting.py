@@ -1,4 +1,4 @@
-"""Several models behind one server: what the operator said of each, and what each is doing."""
+"""Several models behind one server: what the operator chose for each, and what each is doing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["HostLimits", "HostedModel", "ModelChoice", "ModelState", "ModelStatu
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What the operator said of one model.
+    """What the operator chose for one model.
 
     Attributes:
         config: its engine's options.
         pinned: whether it is loaded at the start and never makes room for another.
-        idle_seconds: how long it stays without a request; 0 for as long as there is room.
+        idle_seconds: how long it stays loaded without a request; 0 for as long as there is room.
     """
 
     config: EngineConfig
@@ -57,7 +57,7 @@ class HostedModel:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of the adapters that it is loaded with first."""
+        """The names of the adapters that it is first loaded with."""
         return tuple(adapter_option(each)[0] for each in self.config.lora)
 
 
@@ -68,8 +68,8 @@ class HostLimits:
     Attributes:
         most: models loaded at once; 0 for no limit.
         memory: bytes of weights, KV caches and recurrent state of all loaded models together; 0 for no limit.
-        wait_seconds: how long a request waits for its model; it is then refused, and the model still comes. 0 for no
-            limit.
+        wait_seconds: how long a request waits for its model; it is then refused, and the model is still loaded. 0 for
+            no limit.
     """
 
     most: int = 0
@@ -98,7 +98,7 @@ class ModelStatus:
         loads: how many times it was loaded.
         load_seconds: how long the last load took.
         reason: why the last load failed, or why the model was lost; "" otherwise.
-        adapters: the names of its adapters; while it is not loaded, of those that it will be loaded with.
+        adapters: the names of its adapters; while it is not loaded, of the adapters that it will be loaded with.
     """
 
     model: HostedModel
@@ -129,17 +129,17 @@ class ServedModel(Protocol):
 
     @property
     def watch(self) -> StepWatch:
-        """Knows how long its current step has taken."""
+        """Says how long its current step has taken."""
         ...
 
     @property
     def streams(self) -> Journal | None:
-        """Where its streams are written down; the same whenever it is loaded again, as with all that is kept."""
+        """Where its streams are written down; the same one whenever the model is loaded again."""
         ...
 
     @property
     def answers(self) -> AnswerJournal | None:
-        """Where its stored answers are written down."""
+        """Where its stored answers are written down; the same one whenever the model is loaded again."""
         ...
 
     @property
@@ -149,7 +149,7 @@ class ServedModel(Protocol):
 
 
 class Models(Protocol):
-    """The models of one server, loaded or not; each is asked for by any of its names, or by an adapter's.
+    """The models of one server, loaded or not; each is found by any of its names, or by the name of an adapter.
 
     Confined to one event loop.
     """
@@ -175,23 +175,23 @@ class Models(Protocol):
         """Hold a model while a request is answered; it is loaded first if need be.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
             Unavailable: it is not loaded yet, or cannot be.
         """
         ...
 
     async def load(self, name: str) -> None:
-        """Have a model loaded, and wait for it. Raises as `use` does."""
+        """Load a model, and wait until it is loaded. Raises as `use` does."""
         ...
 
     async def unload(self, name: str) -> None:
-        """Unload a model when it has answered the requests that it has, and wait for that. Raises UnknownModel."""
+        """Unload a model once it has answered its present requests, and wait for that. Raises UnknownModel."""
         ...
 
     async def pin(self, name: str) -> None:
-        """Load a model, and have it keep its room from now on. Raises as `use` does."""
+        """Load a model, and from now on do not unload it to make room. Raises as `use` does."""
         ...
 
     def unpin(self, name: str) -> None:
-        """Let a model make room for others again. Raises UnknownModel."""
+        """Allow a model to be unloaded again to make room for others. Raises UnknownModel."""
         ...

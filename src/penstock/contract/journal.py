@@ -1,4 +1,4 @@
-"""What a server writes down to survive its own end: the streams that were begun, and the answers to be stored."""
+"""What a server writes down so that it outlives the process: streams that were begun, and answers to be stored."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["AnswerJournal", "BegunStream", "Journal", "KeptAnswer"]
 
 @dataclass(frozen=True, slots=True)
 class BegunStream:
-    """A stream that was begun. An answer depends on its request alone, so nothing of the answer is in it.
+    """A stream that was begun. An answer depends on its request alone, so it holds nothing of the answer.
 
     Attributes:
-        id: the answer's; the seed of a request that names none follows from it.
-        tenant: who asked for it; "" where the server has no keys.
-        digest: of the request's body, SHA-256.
+        id: the answer's id; it determines the seed if the request names none.
+        tenant: who asked for it; "" if the server has no keys.
+        digest: SHA-256 of the request's body.
         created: Unix time.
-        same_model: whether all that the answer depends on beside its request is as it was.
+        same_model: whether everything that the answer depends on besides its request is as it was.
     """
 
     id: str
@@ -32,11 +32,11 @@ class Journal(Protocol):
     """Remembers streams beyond the end of the server. Neither method ever raises: without a journal streams go on."""
 
     async def add(self, begun: BegunStream) -> None:
-        """Write it down; returns when it would survive the end of this process."""
+        """Write the stream down; returns when the entry would survive the end of this process."""
         ...
 
     async def find(self, answer_id: str) -> BegunStream | None:
-        """The stream of that id; None if it is not there any more."""
+        """The stream with that id; None if it is no longer there."""
         ...
 
 
@@ -45,11 +45,11 @@ class KeptAnswer:
     """An answer that its caller asked to store, or the latest state of one that is being made.
 
     Attributes:
-        kind: whose ids and content these are: each kind has one store.
-        id: the answer's.
-        tenant: who asked for it; "" where the server has no keys.
-        content: the texts and all else, as its store writes them.
-        same_model: of one that was loaded: whether all that answers depend on beside their requests is as it was.
+        kind: the kind of answer, by which ids and content are read: each kind has one store.
+        id: the answer's id.
+        tenant: who asked for it; "" if the server has no keys.
+        content: the texts and everything else, as its store writes them.
+        same_model: for a loaded answer: whether everything that answers depend on besides their requests is as it was.
     """
 
     kind: str
@@ -60,10 +60,10 @@ class KeptAnswer:
 
 
 class AnswerJournal(Protocol):
-    """Keeps stored answers beyond the end of the server. But for `load` nothing raises: memory is enough to go on."""
+    """Keeps stored answers beyond the end of the server. Only `load` raises: otherwise memory is enough to go on."""
 
     def load(self, kind: str) -> Sequence[KeptAnswer]:
-        """All of a kind, the one that was written last at the end.
+        """Load all answers of a kind; the one that was written last comes last.
 
         Raises:
             ConfigError: they cannot be read.
@@ -71,21 +71,21 @@ class AnswerJournal(Protocol):
         ...
 
     async def holds(self, answer_id: str) -> bool:
-        """Whether an answer of this id, of any kind, is written down; False too if that cannot be read."""
+        """Whether an answer with this id, of any kind, is written down; also False if that cannot be read."""
         ...
 
     def put(self, answer: KeptAnswer) -> None:
-        """Have it written, in place of its former state, soon."""
+        """Have it written soon, in place of its former state."""
         ...
 
     def drop(self, kind: str, answer_id: str) -> None:
-        """Have it removed, soon: there is no room for it."""
+        """Have it removed soon, because there is no room for it."""
         ...
 
     def delete(self, kind: str, answer_id: str) -> None:
-        """As `drop`, because its owner wants it gone: nothing of it stays in the journal's files."""
+        """As `drop`, but because its owner wants it gone: nothing of it stays in the journal's files."""
         ...
 
     async def settled(self) -> None:
-        """Return when all that was asked so far would survive the end of this process, or cannot be done."""
+        """Return when everything asked for so far would survive the end of this process, or cannot be done."""
         ...

@@ -16,22 +16,22 @@ _OTHER_PACE = 0.3
 """By how much the machine may be busier or less busy than it was."""
 
 _BELIEVED = 8
-"""Of how many steps the knowledge of an earlier process counts as: enough that no single step overrules it."""
+"""How many steps the knowledge of an earlier process counts as: enough that no single step overrules it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownParts:
-    """Seconds for one of each amount, such as a row that decodes.
+    """Seconds for one unit of each amount (for example, for one row that decodes).
 
     Attributes:
-        seconds: of each part.
-        doubts: the standard deviation of each, in seconds.
-        pace: the standard deviation of a factor that all of them have in common, beside their own: a machine may be
+        seconds: seconds of each part.
+        doubts: the standard deviation of each part, in seconds.
+        pace: the standard deviation of a factor that all parts have in common, besides their own: a machine may be
             busier now than it was.
-        learned: how many steps they were learned from; 0: they are calculated.
+        learned: how many steps they were learned from; 0 if they are calculated.
 
     Raises:
-        ConfigError: a number is negative or not finite, or there is another number of doubts than of parts.
+        ConfigError: a number is negative or not finite, or the numbers of doubts and of parts differ.
     """
 
     seconds: tuple[float, ...]
@@ -47,21 +47,21 @@ class KnownParts:
                 raise ConfigError("step_times", f"must be finite and at least 0, got {each}")
 
     def later(self) -> KnownParts:
-        """The same as another process may believe it: with more doubt, and soon corrected by what that one measures."""
+        """A copy for another process: with more doubt, so that what that process measures soon corrects it."""
         doubts = tuple(doubt + _AGEING * seconds for doubt, seconds in zip(self.doubts, self.seconds, strict=True))
         return replace(self, doubts=doubts, pace=_OTHER_PACE, learned=min(self.learned, _BELIEVED))
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTimes:
-    """The parts of step times (`core.step_time`), as they are known before the first step.
+    """The parts of step times (`core.step_time`) that are known before the first step.
 
     Attributes:
         steps: the parts of a step.
         chunks: whether any step with a part of a prompt was measured.
         guessing: a draft model's parts; None if nothing is known of it.
-        drafts: the price of having drafts and that of each position, by the number of rows in powers of two.
-        reading: a position that is read from the store of KV blocks; None if none was.
+        drafts: the price of having drafts and the price of each position, by the number of rows in powers of two.
+        reading: the part for a position that is read from the store of KV blocks; None if none was read.
     """
 
     steps: KnownParts
@@ -71,7 +71,7 @@ class KnownTimes:
     reading: KnownParts | None = None
 
     def later(self) -> KnownTimes:
-        """The same as another process may believe it; see `KnownParts.later`."""
+        """A copy for another process; see `KnownParts.later`."""
         return KnownTimes(
             self.steps.later(),
             self.chunks,

@@ -12,21 +12,21 @@ __all__ = ["DEFAULT_LIMITS", "DEFAULT_SERVER_LIMITS", "RequestLimits", "ServerLi
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds that keep one request from costing what all the others have."""
+    """Limits that keep one request from using up what all the others need."""
 
     max_choices: int = 16
     max_prompts: int = 64
     max_sequences: int = 64
     """Prompts times choices of one HTTP request."""
     max_embedding_inputs: int = 2048
-    """Inputs of one request for embeddings; `max_sequences` of them are in the engine at once."""
+    """Inputs of one request for embeddings; at most `max_sequences` of these are in the engine at once."""
     max_stop_strings: int = 64
     max_stop_string_chars: int = 256
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
-    """Alternatives to each token whose log probability is reported."""
+    """Top alternatives that are reported with a token's log probability."""
     max_prompt_logprobs: int = 262_144
-    """Entries of one prompt's log probabilities: its tokens, times one and their alternatives, times choices."""
+    """Entries of one prompt's log probabilities: its tokens, times one plus their alternatives, times choices."""
     max_repetition_pattern: int = 256
     max_repetition_count: int = 256
     max_logit_biases: int = 1024
@@ -34,7 +34,7 @@ class RequestLimits:
     max_bad_words: int = 128
     max_bad_word_chars: int = 256
     max_bad_word_tokens: int = 1024
-    """Of all spellings of all words together."""
+    """Tokens of all spellings of all words together."""
     max_sequence_breakers: int = 32
     max_sequence_breaker_chars: int = 40
     max_messages: int = 2048
@@ -52,17 +52,17 @@ class RequestLimits:
     max_aborted_ids: int = 256
     """Ids in one request to abort."""
     max_grammar_chars: int = 64 * 1024
-    """Of a JSON schema, a regular expression or a grammar, and of all choices together."""
+    """Characters of a JSON schema, a regular expression or a grammar, or of all choices together."""
     max_grammar_choices: int = 1000
     max_json_object_tokens: int = 2048
-    """Of an answer that may be any JSON object, where the request has no `max_tokens`: nothing else makes it end."""
+    """Tokens of an answer that may be any JSON object, if the request has no `max_tokens`: nothing else ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Bounds that keep one client, or one connection, from costing what all the others have.
+    """Limits that keep one client, or one connection, from using up what all the others need.
 
-    Those that an operator may want to change are options too (`contract.config`), with these defaults.
+    Limits that an operator may want to change are also options (`contract.config`), with these defaults.
     """
 
     max_queued_requests: int = 1024

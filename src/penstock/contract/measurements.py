@@ -1,8 +1,8 @@
-"""What the engine measured: of one request (`Timings`), and of all its work so far (`Measurements`). Plain numbers.
+"""What the engine measured for one request (`Timings`), and for all its work so far (`Measurements`). Plain numbers.
 
-`LatencyParts` divide the wall time of one request among what it was spent on.
+`LatencyParts` say what the wall time of one request was spent on.
 
-Knows neither who reads them nor in which format they are published.
+Knows neither their readers nor the format in which they are published.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 NEXT_STEP, TURN = "next_step", "turn"
-"""What a request waits for in the queue, beside the reasons of a `Stall`: the end of the step that was under way when
-it came; and another prompt of the same body, before it is handed to the engine."""
+"""What a request waits for in the queue, besides the reasons of a `Stall`: the end of the step that was running when it
+came; and, before it is handed to the engine, another prompt of the same body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +41,23 @@ class LatencyParts:
     Attributes:
         intake: from its arrival at the server until it is ready for the engine: body, template, tokens, grammar.
         queue: waiting for its first step.
-        prompt: steps in which some of its prompt was computed, as far as that took the time.
+        prompt: what computing its own prompt took of its steps.
         other_prompts: what other sequences' prompts, computed or read from the store, took of its steps.
-        decode: steps in which it got its next tokens, together with all others that did.
+        decode: what decoding, for it and all others together, took of the steps that gave it its next tokens.
         other_decodes: what other sequences' decoding took of the steps that computed its prompt.
         drafting: what a draft model took of its steps.
         grammar: steps in which it had no next token because the grammar's mask was not ready.
-        left_out: steps without a row of it, because others went first.
-        preempted: from the loss of its blocks until it had again what it had.
-        recovery: the same after a step that failed as a whole, with that step.
+        left_out: steps in which it had no row, because others went first.
+        preempted: from the loss of its blocks until it was back where it had been.
+        recovery: the same after a step that failed as a whole, including that step.
         restored: what reading its own blocks from the store took of its steps.
-        engine: the engine's own work around its steps: plans, messages, text of all.
-        text: from its last step to its last text in the hands of the event loop.
+        engine: the engine's own work around its steps: plans, messages, the text of all requests.
+        text: from its last step until the event loop has its last text.
         transport: between the server and an engine elsewhere.
         reader: from then until its last byte was taken; a slow reader, or a busy event loop.
-        queue_for: what it waited for in the queue, and how many seconds: reasons of stalls, `NEXT_STEP`, `TURN`.
-        behind: ids of sequences that it waited for in the queue, a few at most. Not for its caller, whose they may
-            not be.
+        queue_for: what it waited for in the queue, and for how many seconds: reasons of stalls, `NEXT_STEP`, `TURN`.
+        behind: ids of sequences that it waited for in the queue, a few at most. Not for its caller: they may belong
+            to others.
     """
 
     intake: float = 0.0
@@ -85,12 +85,12 @@ class LatencyParts:
         return float(sum([getattr(self, name) for name in PARTS]))
 
     def within(self, began: float, arrived: float, now: float) -> LatencyParts:
-        """The parts of the whole request, which came to the server when it `began` and has its last byte taken `now`.
+        """The parts of the whole request, which came to the server at `began` and whose last byte is taken `now`.
 
         Args:
             began: on the server's clock.
-            arrived: when it was ready for the engine, on the same clock. If that cannot be, it was another one, and
-                what the engine does not know of is `intake`.
+            arrived: when it was ready for the engine, on the same clock. If that is impossible, it was another clock,
+                and all time that the engine does not know of is `intake`.
             now: on the server's clock.
         """
         intake, reader = arrived - began, now - arrived - self.total
@@ -99,31 +99,31 @@ class LatencyParts:
         return replace(self, intake=self.intake + intake, reader=self.reader + reader)
 
     def queued(self, seconds: float, reason: str) -> LatencyParts:
-        """The same after so much more waiting in the queue."""
+        """A copy with so many more seconds of waiting in the queue for this reason."""
         reasons = dict(self.queue_for)
         reasons[reason] = reasons.get(reason, 0.0) + seconds
         return replace(self, queue=self.queue + seconds, queue_for=tuple(reasons.items()))
 
 
 PARTS = tuple(each.name for each in fields(LatencyParts) if each.name not in ("queue_for", "behind"))
-"""The names of the parts, in the order in which a request mostly meets them."""
+"""The names of the parts, in the order in which a request usually goes through them."""
 
 NO_PARTS = LatencyParts()
-"""Of a request whose time nobody divided."""
+"""For a request whose time was not divided into parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """The life of one request, as instants on the engine's clock, in seconds; none lies before the one above it.
+    """The life of one request, as instants on the engine's clock, in seconds; none is earlier than the one above it.
 
-    What never happened (the first token of a request that was aborted in the queue) has the instant of the end. Of a
+    What never happened (the first token of a request that was aborted in the queue) has the instant of the end. For a
     request with several choices, the first admission, the first token and the last token of any choice count.
 
     Attributes:
         drafted: tokens that were guessed for it and computed.
         accepted: how many of these were right.
-        parts: where the time from `arrived` on went: to its last step, and later to what followed that. Of several
-            choices, those of the one that ended last.
+        parts: where the time from `arrived` on went: at first only up to its last step, later also after it. With
+            several choices, the parts of the one that ended last.
     """
 
     arrived: float = 0.0
@@ -137,12 +137,12 @@ class Timings:
 
     @property
     def queue(self) -> float:
-        """Seconds from arrival to the first step that computed something of it."""
+        """Seconds from arrival to the first step that computed any of it."""
         return self.admitted - self.arrived
 
     @property
     def prefill(self) -> float:
-        """Seconds from the beginning of that step to the first token."""
+        """Seconds from the beginning of its first step to the first token."""
         return self.first_token - self.admitted
 
     @property
@@ -156,14 +156,14 @@ class Timings:
         return self.ended - self.arrived
 
     def delivered(self, now: float) -> Timings:
-        """The same with its last text in the hands of the event loop now; what came since the last step is `text`."""
+        """A copy in which the event loop has the last text now; the time since the last step is `text`."""
         since = now - self.arrived - self.parts.total
         if self.parts == NO_PARTS or since < 0.0:
             return self
         return replace(self, parts=replace(self.parts, text=self.parts.text + since))
 
     def joined(self, other: Timings) -> Timings:
-        """Two requests of one caller as one: from the first arrival to the last end."""
+        """Join two requests of one caller: from the first arrival to the last end."""
         last, arrived = max(self, other, key=lambda each: each.ended), min(self.arrived, other.arrived)
         waited = last.arrived - arrived
         return Timings(
@@ -179,7 +179,7 @@ class Timings:
 
 
 UNTIMED = Timings()
-"""Of a request that nobody measured."""
+"""For a request that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Histogram:
 
     Attributes:
         edges: upper bounds, ascending, each inclusive.
-        counts: values in each interval, one more than edges: the last holds what lies above all of them.
+        counts: values in each interval, one more than edges; the last one counts values above all edges.
         total: sum of all values.
     """
 
@@ -198,11 +198,11 @@ class Histogram:
 
 
 class DraftCount(NamedTuple):
-    """What came of guesses.
+    """How many guesses there were, and how many were right.
 
     Attributes:
-        rows: that carried one.
-        tokens: that were guessed and computed.
+        rows: rows that carried a guess.
+        tokens: tokens that were guessed and computed.
         accepted: how many of these were right.
     """
 
@@ -216,8 +216,8 @@ class AdaptersInUse(NamedTuple):
 
     Attributes:
         most: how many may be loaded at once.
-        running: those of sequences that hold a slot.
-        waiting: those of sequences that wait for one.
+        running: adapters of sequences that hold a slot.
+        waiting: adapters of sequences that wait for one.
     """
 
     most: int
@@ -226,13 +226,13 @@ class AdaptersInUse(NamedTuple):
 
 
 class AnswerCacheUse(NamedTuple):
-    """What came of a cache of answers.
+    """Use of the answer cache.
 
     Attributes:
-        queries: requests whose answer was looked for.
+        queries: requests whose answer was looked up.
         hits: how many of these were answered without computing.
-        bytes: what the cache takes, of all models together.
-        evicted: answers that made room for others, of all models together.
+        bytes: size of the cache, for all models together.
+        evicted: answers that were dropped to make room for others, for all models together.
     """
 
     queries: int = 0
@@ -249,25 +249,25 @@ class Measurements(SchedulerStats):
     by a stop or by length); counters hold everything. Times are seconds.
 
     Attributes:
-        prompt_tokens: tokens of the prompts that have their first token, or their embedding.
-        cached_tokens: how many of these came out of the prefix cache.
+        prompt_tokens: tokens of the prompts whose first token, or embedding, has been computed.
+        cached_tokens: how many of these came from the prefix cache.
         generated_tokens: tokens sampled for a sequence that was still wanted.
         wasted_tokens: how many of these belong to a sequence that was aborted later.
         rejections: requests refused because the queue was full, or the wait too long.
         failed_steps: steps that failed as a whole, and whose rows were computed again.
-        lost_runners: processes that computed and are gone, and were followed by another.
-        drafts: (drafter, what came of its guesses), a pair for each that has guessed.
-        adapters: which adapters are in use; None of an engine that takes none.
-        answer_cache: what came of the cache of answers; None without one.
-        store_written: KV blocks that are in files now, by the process that computes now.
-        store_dropped: those that were handed out again before they were written.
-        store_failed: those that the disk did not take.
-        store_damaged: files that were found not to be what was written.
-        store_evicted: files that made place for others.
-        store_bytes: what the store takes of the disk.
-        events_published: batches of what the prefix cache holds that were taken to be sent.
-        events_dropped: batches that were left out, because too many waited to be sent.
-        finished: (finish reason, sequences), a pair for each reason.
+        lost_runners: runner processes that were lost and replaced by another.
+        drafts: a pair (drafter, count of its guesses) for each drafter that has guessed.
+        adapters: which adapters are in use; None for an engine that takes none.
+        answer_cache: use of the answer cache; None without one.
+        store_written: KV blocks that the present runner process has written to files.
+        store_dropped: blocks that were handed out again before they were written.
+        store_failed: blocks that could not be written to disk.
+        store_damaged: files whose contents were not what was written.
+        store_evicted: files that were deleted to make room.
+        store_bytes: size of the store on disk.
+        events_published: batches of KV events that were accepted for sending.
+        events_dropped: batches that were left out because too many waited to be sent.
+        finished: a pair (finish reason, sequences) for each reason.
         time_to_first_token: arrival to first token.
         inter_token_latency: between two tokens of a sequence.
         time_per_output_token: the mean of these in one sequence.
@@ -284,7 +284,7 @@ class Measurements(SchedulerStats):
         request_choices: choices that a request asks for.
         request_longest_choice: tokens of a request's longest choice.
         step_tokens: positions computed in one step.
-        step_time_error: by how much a step's time was foreseen wrongly, as a share of what it took.
+        step_time_error: error of the predicted time of a step, as a share of the time that it took.
     """
 
     block_size: int

@@ -34,17 +34,17 @@ _SOCKET_ADDRESS = re.compile(r"tcp://(?:\*|[\w.-]+|\[[0-9a-fA-F:.]+\]):(?P<port>
 
 
 class Front(IntEnum):
-    """What stands between callers and the engine; each has what those before it have.
+    """What stands between callers and the engine; each front also has what the ones before it have.
 
-    An option that only some front reads is offered nowhere else: it would do nothing.
+    An option that is read only from some front on is not offered before it, where it would do nothing.
     """
 
     NONE = 0
     """Callers step the engine themselves: `LLM`, `penstock generate`, `penstock chat`."""
     QUEUE = 1
-    """They wait for an engine in a thread of its own: `AsyncLLM`."""
+    """Callers wait for an engine in a thread of its own: `AsyncLLM`."""
     HTTP = 2
-    """They ask for a model by its name, and may give a priority: `penstock serve`, `penstock run-batch`."""
+    """Callers ask for a model by its name, and may give a priority: `penstock serve`, `penstock run-batch`."""
 
 
 def option(default: Any, help_text: str, choices: tuple[str, ...] = (), front: Front = Front.NONE) -> Any:
@@ -62,7 +62,7 @@ def read_bytes(text: str) -> int:
     """A number of bytes, plain or with a unit: 500MB, 8GiB.
 
     Raises:
-        ValueError: the text is none; the message says so.
+        ValueError: the text is not a number of bytes; the message says so.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS:
@@ -74,7 +74,7 @@ def check_numbers(config: DataclassInstance) -> None:
     """Make sure that every flag and number of a configuration is of its field's type; an integer may stand for a float.
 
     Raises:
-        ConfigError: naming the first that is not.
+        ConfigError: one is not; names the first.
     """
     for each in fields(config):
         value, wanted = getattr(config, each.name), type(each.default)
@@ -89,7 +89,7 @@ def check_socket_address(name: str, address: str) -> None:
     """Make sure that an option is an address to listen on.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: it is not; names the option.
     """
     match = _SOCKET_ADDRESS.fullmatch(address)
     if match is None or int(match["port"] or 0) > 65535:

@@ -71,7 +71,7 @@ class OverlappingRunner(Protocol):
         ...
 
     def finish(self) -> StepResult:
-        """Wait for the eldest unfinished plan, and return its result.
+        """Wait for the oldest unfinished plan, and return its result.
 
         A row of a sequence that failed in an earlier plan fails again. Raises as `Runner.run` does.
 
@@ -97,7 +97,7 @@ class AdaptingRunner(Protocol):
 
         Raises:
             SetupError: it cannot be used.
-            EngineFault: it could not be loaded; nothing is wrong with it.
+            EngineFault: it could not be loaded, although nothing is wrong with it.
         """
         ...
 
@@ -126,13 +126,13 @@ class Drafter(Protocol):
 
 
 class Profiler(Protocol):
-    """Records what one thread computes, once at a time. Used by that thread alone."""
+    """Records what one thread computes, one recording at a time. Used by that thread alone."""
 
     def start(self) -> None:
         """Begin to record.
 
         Raises:
-            EngineFault: it cannot.
+            EngineFault: recording cannot begin.
         """
         ...
 
@@ -141,7 +141,7 @@ class Profiler(Protocol):
         ...
 
     def stop(self) -> Callable[[Path], None]:
-        """Stop recording. What is returned writes the record as Chrome's trace events to a new file, in any thread.
+        """Stop recording. The returned function writes the record as Chrome trace events to a new file, in any thread.
 
         Raises:
             EngineFault: the record is lost.
@@ -252,7 +252,7 @@ class EngineClient(EngineViews, Protocol):
         """Record every step from now on.
 
         Raises:
-            RequestError: a profile is running, or the operator named no folder for them.
+            RequestError: a profile is running, or the operator named no folder for profiles.
             EngineFault: it could not be started, or the engine is dead.
         """
         ...
@@ -271,11 +271,11 @@ class EngineClient(EngineViews, Protocol):
 
         Args:
             prompt: of any kind.
-            tenant: the tenant, by which long prompts take turns.
+            tenant: the tenant; the long prompts of different tenants take turns.
 
         Raises:
             RequestError: it cannot be read, or is longer than any context could hold.
-            Overloaded: too many long prompts wait, of all or of this tenant.
+            Overloaded: too many long prompts wait, in all or of this tenant.
         """
         ...
 
@@ -361,13 +361,13 @@ class Grammars(Protocol):
 
         Args:
             grammar: what a caller sent.
-            max_new_tokens: the room for its answer, the end-of-sequence token included.
-            tenant: the tenant, by which requests that wait for verdicts take turns.
+            max_new_tokens: the most tokens of its answer, the end-of-sequence token included.
+            tenant: the tenant; requests of different tenants that wait for verdicts take turns.
 
         Raises:
             InvalidParameter: it is wrong, unsupported or too large, or no document fits; names
                 `structured_outputs` or `max_tokens`.
-            Overloaded: too many wait for verdicts, of all or of this tenant.
+            Overloaded: too many requests wait for verdicts, in all or of this tenant.
             Unavailable: the process that compiles was killed again and again.
         """
         ...

@@ -1,4 +1,4 @@
-"""What a caller wants of the engine, in text (`EngineRequest`), and what the scheduler is given (`SequenceRequest`).
+"""What a caller wants from the engine, in text (`EngineRequest`), and what the scheduler is given (`SequenceRequest`).
 
 An `EngineRequest` becomes one `SequenceRequest` per choice once the engine has rendered, tokenised and resolved it.
 Neither ever changes afterwards.
@@ -38,7 +38,7 @@ class Message:
     Attributes:
         tool_calls: the calls that an assistant made in this turn.
         tool_call_id: for a tool's turn, the call that it answers; else "".
-        name: who speaks, where the template has a place for it; of a tool's turn, the function. "" for nobody.
+        name: who speaks, if the template has a place for it; for a tool's turn, the function. "" for none.
         reasoning: what an assistant thought before this turn; templates show what the model was trained to see.
     """
 
@@ -71,7 +71,8 @@ class ChatPrompt:
     Attributes:
         tools: the functions shown to the model.
         add_generation_prompt: end with the opening of an assistant's turn.
-        continue_final_message: leave the last message open, so that the model goes on writing it; excludes the former.
+        continue_final_message: leave the last message open, so that the model goes on writing it; excludes
+            `add_generation_prompt`.
         template_variables: (name, value) for variables that the template declares.
     """
 
@@ -83,7 +84,7 @@ class ChatPrompt:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the conversation and its tools: what limits on a prompt's length count."""
+        """Characters of the conversation and its tools, as limits on a prompt's length count them."""
         spoken = sum(len(message.content) + len(message.reasoning) for message in self.messages)
         called = sum(len(call.arguments) for message in self.messages for call in message.tool_calls)
         return spoken + called + sum(len(tool.definition) for tool in self.tools)
@@ -100,9 +101,9 @@ class StopRules:
         max_tokens: most tokens to generate, at least 1; in an `EngineRequest` 0 stands for "the rest of the context",
             which never reaches the core.
         min_tokens: no stop before this many generated tokens (length limits still hold).
-        token_ids: ids that end the sequence, beside the model's own end-of-sequence ids.
+        token_ids: ids that end the sequence, besides the model's own end-of-sequence ids.
         strings: texts that end the sequence; the match and all after it are cut from the output.
-        ignore_eos: the model's own end-of-sequence ids do not end it.
+        ignore_eos: the model's own end-of-sequence ids do not end the sequence.
         include_stop_string: keep the matched string in the output.
         repetition: shortest pattern, longest pattern and count of copies that end the sequence as a loop; () for none.
     """
@@ -121,7 +122,7 @@ class AnswerCaching:
     """What the answer cache, if there is one, may do for a request.
 
     Attributes:
-        most_age: seconds since an answer was computed, above which it is computed anew; below 0, always.
+        most_age: an answer that is older than this many seconds is computed anew; below 0, every answer is.
         keep: whether the answer may be kept.
     """
 
@@ -135,26 +136,26 @@ class EngineRequest:
 
     Attributes:
         id: unique among live requests; chosen by the caller's side, used for abort and logs.
-        n: how many choices to answer.
-        best_of: how many choices to generate, of which the `n` best are answered; None generates `n`.
+        n: how many choices to answer with.
+        best_of: how many choices to generate, of which the `n` best are the answer; None generates `n`.
         priority: lower runs earlier under the `priority` policy; ignored, and required to be 0, under `fcfs`.
-        tenant: on whose behalf: under the `fair` policy tenants get shares.
-        share: how much of the machine its tenant gets, beside others that have 1.
+        tenant: the tenant that it belongs to; under the `fair` policy, tenants get shares.
+        share: how much of the machine its tenant gets, relative to a tenant with a share of 1.
         cache_salt: prompts share cached KV only with prompts of the same salt.
         echo: the outputs begin with the prompt (`PromptTokens`); with `prompt_logprobs` they always do.
-        running_usage: the outputs begin with the prompt though the answer does not show it: its tokens are counted as
-            the answer grows.
-        reply: how the answer to a conversation is taken apart into text, reasoning and calls.
+        running_usage: the outputs begin with the prompt even if the answer does not show it, so that its tokens can be
+            counted as the answer grows.
+        reply: how the answer to a conversation is parsed into text, reasoning and calls.
         grammar: the form that each choice must have; None for free text.
         embedding: what vector to answer with; then nothing is generated, and `n`, `sampling`, `stop`, `echo`, `reply`
             and `grammar` keep their defaults. None for text.
-        thinking_token_budget: most tokens of reasoning before the answer; None for no bound of its own.
-        drawn_seed: the seed of random sampling that names none; None has one drawn.
-        max_seconds: what its caller allows for all of it; 0 for any time. The engine refuses what could not begin by
-            then; whoever reads the outputs ends it.
-        most_prompt_tokens: a longer prompt is cut to its first so many tokens, a text with all that the tokenizer puts
-            around it; 0 cuts nothing.
-        adapter: the name of the adapter that computes it beside the model; "" for the model alone.
+        thinking_token_budget: most tokens of reasoning before the answer; None for no separate limit.
+        drawn_seed: the seed of random sampling if the request names none; None to have one drawn.
+        max_seconds: how long its caller allows the whole request to take; 0 for any time. The engine refuses a request
+            that could not begin by then; the reader of the outputs ends one that takes longer.
+        most_prompt_tokens: a longer prompt is cut to its first so many tokens; these include all that the tokenizer
+            puts around a text, which is kept. 0 cuts nothing.
+        adapter: the name of the adapter to compute it with, beside the model; "" for the model alone.
         certified: the answer comes with its certificate.
         answer_caching: what the answer cache may do for it.
     """
@@ -198,12 +199,12 @@ class SequenceRequest:
         choice: index of this choice in its request; part of the randomness key.
         sampling: passed on to the runner unread; carries an explicit seed whenever sampling is random.
         stop: resolved rules: `max_tokens` >= 1 and `token_ids` already holding the model's end-of-sequence ids unless
-            `ignore_eos`. Of a sequence that is embedded `max_tokens` is 0.
+            `ignore_eos`. For a sequence that is embedded, `max_tokens` is 0.
         tenant, share: as in `EngineRequest`.
-        fresh_prompt: every position is computed, whatever is cached: the scores or states of all of them are wanted.
+        fresh_prompt: compute every position, whatever is cached, because the scores or states of all are wanted.
         arrival: seconds on the engine's clock; ordering between equal arrivals is submission order.
         embedding: the vector that is wanted in place of tokens: the sequence ends when its prompt is computed, and with
-            `Pooling.MEAN` every position of it must be (`fresh_prompt`). None where tokens are wanted.
+            `Pooling.MEAN` every position of it must be (`fresh_prompt`). None if tokens are wanted.
         thinking: how much reasoning it may hold; None for any.
         adapter: the name of its adapter; "" for none.
         adapter_digest: identifies the contents of the adapter, so that KV blocks are shared under the same one only.

@@ -16,7 +16,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpec:
-    """Validated sampling parameters of one sequence, non-neutral entries only, sorted by name.
+    """Validated sampling parameters of one sequence, only those that are not neutral, sorted by name.
 
     A parameter that has its neutral value is absent: a row that uses no stage pays for none, and two requests that mean
     the same compare equal. Built by `penstock.sampling`, read by `exec`; every other room passes it on unread.
@@ -30,18 +30,18 @@ class SamplingSpec:
             raise ValueError(f"entries must be sorted by name and unique, got {names}")
 
     def get(self, name: str, neutral: _Value) -> _Value:
-        """The stored value of `name`, or `neutral` when the request left it neutral; both are of one type."""
+        """The stored value of `name`, or `neutral` if the request left it neutral; both have the same type."""
         for key, value in self.entries:
             if key == name:
                 return cast("_Value", value)
         return neutral
 
     def without(self, name: str) -> SamplingSpec:
-        """The same with `name` left neutral."""
+        """A copy with `name` left neutral."""
         return SamplingSpec(tuple(entry for entry in self.entries if entry[0] != name))
 
     def put(self, name: str, value: SamplingValue) -> SamplingSpec:
-        """The same with another value of `name`."""
+        """A copy with another value of `name`."""
         return SamplingSpec(tuple(sorted((*(entry for entry in self.entries if entry[0] != name), (name, value)))))
 
     def has(self, name: str) -> bool:

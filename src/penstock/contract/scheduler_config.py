@@ -1,4 +1,4 @@
-"""What the scheduler is told about model, memory and wishes. `loading` writes it; a trace carries it."""
+"""What the scheduler is told about model, memory and the operator's wishes. `loading` writes it; a trace carries it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class SchedulerConfig:
         max_num_seqs: sequences that run at once; also the number of slots.
         max_num_batched_tokens: most positions that one step computes; at least `max_num_seqs`.
         max_model_len: most tokens of one sequence, prompt and output together.
-        policy: `fcfs` (arrival order), `priority` (lower number first, then arrival), or `fair` (the tenant first that
-            got least, by its share).
+        policy: `fcfs` (arrival order), `priority` (lower number first, then arrival), or `fair` (first the tenant that
+            got least, relative to its share).
         prefix_caching: whether full blocks are kept and found again.
-        max_bypasses: admissions that may pass a waiting head which does not fit, before all wait for it.
+        max_bypasses: how many admissions may pass a waiting head that does not fit before all others wait for it.
         model_digest: names the model in block keys, so that models never share KV blocks.
         depth: plans that may be in flight at once; at most the runner's (`contract.ports.OverlappingRunner`).
-        window: positions that any layer looks back to, its own included; None where a layer looks back to all. Blocks
-            before it are given back.
-        checkpoints: slots for recurrent state; None for a model that carries none. With any number, sequences are
+        window: the most positions that any layer looks back to, the current one included; None if a layer looks back to
+            all. Blocks before the window are given back.
+        checkpoints: slots for recurrent state; None for a model that carries none. If it is a number, sequences are
             continued only from checkpoints.
         spare_states: places for the recurrent state before each draft; a model that carries state has at most as many
             drafts in flight.
         checkpoint_interval: positions between the checkpoints of a long prompt; a multiple of `block_size`, or
-            0 for none but those at ends and branches.
+            0 for checkpoints at ends and branches only.
         looks_ahead: tokens see later ones of their sequence, so that a prompt is computed whole, in one step, and
             nothing of it can be kept or continued: sequences are embedded only.
-        step_target_ms: milliseconds that a step may take while somebody decodes, by what earlier ones took; prompts
-            get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
-        weigh_drafts: compute guesses only as far as they are likely to save time; else all for which there is room, as
-            `penstock verify` wants.
+        step_target_ms: milliseconds that a step may take while any sequence decodes, as predicted from earlier steps;
+            prompts get what decoding leaves of it. 0: as long as `max_num_batched_tokens` positions take.
+        weigh_drafts: compute guesses only as far as they are likely to save time; otherwise all for which there is
+            room, as `penstock verify` needs.
         storing: whether full blocks are saved beyond the process, and stored ones read instead of computed.
         draft_context: positions that the draft model can compute; 0: there is no draft model.
         step_times: what is known of step times before the first step; None if nothing is.
@@ -117,7 +117,7 @@ class SchedulerConfig:
 
     @property
     def step_seconds(self) -> float:
-        """`step_target_ms` in seconds; infinity where there is no target."""
+        """`step_target_ms` in seconds; infinity if there is no target."""
         return self.step_target_ms / 1000 or inf
 
     def most_blocks(self, num_tokens: int) -> int:
@@ -126,9 +126,9 @@ class SchedulerConfig:
 
 
 def most_blocks(num_tokens: int, block_size: int, max_num_batched_tokens: int, window: int | None) -> int:
-    """Most blocks that a sequence of so many tokens needs at once, when nothing else is in flight.
+    """The most blocks that a sequence of so many tokens needs at once, if nothing else is in flight.
 
-    With a window: the positions that its next one sees, and those of one step.
+    With a window, they hold the positions that the next one sees, and the positions of one step.
     """
     whole = -(-num_tokens // block_size)
     if window is None:

@@ -17,12 +17,12 @@ class SchedulerStats:
         steps: steps so far.
         preemptions: how often a running sequence had to give up its blocks.
         total_blocks: all KV blocks.
-        free_blocks: blocks that nobody holds, whether or not they still cache something.
+        free_blocks: blocks that no lease holds, whether or not they still cache something.
         cached_blocks: free blocks that the prefix cache can still find.
-        query_tokens: positions that admissions looked up in the prefix cache, after a preemption once more.
+        query_tokens: positions that admissions looked up in the prefix cache; again after a preemption.
         hit_tokens: how many of these were found.
-        sought_tokens: positions that were not, and were looked for in the store of blocks, if there is one.
-        restored_tokens: how many of these were read from there.
+        sought_tokens: positions that were not found and were looked for in the store of blocks, if there is one.
+        restored_tokens: how many of these were read from the store.
     """
 
     running: int

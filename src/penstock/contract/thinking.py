@@ -13,8 +13,8 @@ class ThinkingBudget:
 
     Attributes:
         tokens: most tokens that may begin between the tags around the reasoning; then the closing tag is written.
-        opened: the prompt has written the opening tag already.
-        spelled: ids of control tokens that count as text, ascending: the tags, where they are control tokens.
+        opened: whether the prompt already contains the opening tag.
+        spelled: ids of control tokens that count as text, ascending: the tags, if they are control tokens.
     """
 
     tokens: int

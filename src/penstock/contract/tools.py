@@ -42,15 +42,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A part of a call that the model makes now.
+    """A part of a call that the model is making.
 
     Attributes:
-        index: which call of the choice, from 0.
-        id: given by the first piece of a call alone; "" in the others.
+        index: number of the call in its choice, from 0.
+        id: given by the first piece of a call only; "" in the others.
         name: likewise.
         arguments: more of the arguments' JSON text; joined over a call's pieces, all of it.
-        text_before: of a call's first piece: how many characters of the choice's text stand in front of the call.
-        tokens_before: of a call's first piece: how many of the choice's tokens were let out when it was found.
+        text_before: in a call's first piece: how many characters of the choice's text come before the call.
+        tokens_before: in a call's first piece: how many of the choice's tokens had left the engine when it was found.
     """
 
     index: int
@@ -62,7 +62,7 @@ class CallPiece:
 
 
 def made_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
-    """The calls that pieces add up to, in order; one whose pieces are not all there is shorter."""
+    """Join pieces into calls, in order; a call with missing pieces is shorter."""
     calls: dict[int, ToolCall] = {}
     for piece in pieces:
         known = calls.get(piece.index, ToolCall(piece.id, piece.name, ""))
@@ -93,13 +93,13 @@ class ReasoningUse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplyRules:
-    """How an answer is taken apart; by default it is not.
+    """How an answer is parsed; by default it is not.
 
     Attributes:
-        tool_name: the tool that `NAMED` names; else "".
+        tool_name: the tool to call under `NAMED`; else "".
         parallel_tool_calls: whether one answer may hold several calls; if not, it ends after the first.
-        form: of an answer under `AUTO` that calls nothing; the request's grammar then allows it and calls in plain
-            JSON. None where such an answer is free text.
+        form: the form of an answer under `AUTO` that calls nothing; the request's grammar then allows this form, and
+            calls in plain JSON. None if such an answer is free text.
     """
 
     reasoning: ReasoningUse = ReasoningUse.INLINE

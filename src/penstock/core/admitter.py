@@ -27,8 +27,8 @@ class Admitter:
     """Admits waiting sequences. Owned by the scheduler, whose queue, running sequences and free slots it changes.
 
     Args:
-        states: of a model that carries state; else None.
-        restoring: where blocks are stored; else None.
+        states: keeps recurrent state, for a model that carries any; else None.
+        restoring: restores stored blocks, if blocks are stored; else None.
         free_slots: a heap.
     """
 
@@ -58,7 +58,7 @@ class Admitter:
         return bool(self._free_slots)
 
     def spare(self) -> int:
-        """Blocks that an admission leaves for those who run."""
+        """Blocks that an admission leaves for running sequences."""
         return sum(self._may_grow(seq) for seq in self._running)
 
     def lacking(self, seq: Seq) -> int:
@@ -70,7 +70,7 @@ class Admitter:
     def admit_in_order(self, builder: PlanBuilder) -> Stall | None:
         """Admit from the queue while there is room. Returns why the head of the queue, if any, was not admitted.
 
-        Smaller sequences may pass a head that lacks blocks, `max_bypasses` times in all; then everybody waits for it.
+        Smaller sequences may pass a head that lacks blocks, `max_bypasses` times in all; then all others wait for it.
         A sequence that waits for a shared prefix may be passed freely: its blocks come with the next commit.
         """
         lacking = 0

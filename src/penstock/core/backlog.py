@@ -1,4 +1,4 @@
-"""What is ahead of a newcomer: how long it takes to read, and how many sequences must end first.
+"""What is ahead of a newcomer: how long earlier prompts take to read, and how many sequences must end first.
 
 An estimate from the present state and from `core.step_time`; decides and changes nothing. Prompts known to be cached
 count as read. Running sequences are assumed to go on; an abort makes the wait shorter than estimated.
@@ -20,7 +20,7 @@ __all__ = ["Backlog", "backlog_of"]
 
 
 class Backlog(NamedTuple):
-    """What has to happen before a sequence that comes now is begun.
+    """What has to happen before a sequence that comes now can begin.
 
     Attributes:
         seconds: until all prompts before its own are read; 0.0 while step times are unknown.
@@ -42,12 +42,12 @@ def backlog_of(
     """The backlog of a newcomer.
 
     Args:
-        config: of the scheduler.
+        config: the scheduler's configuration.
         times: what steps take.
-        pool: of all blocks.
+        pool: the pool of all blocks.
         running: sequences that hold a slot.
-        ahead: those that wait and would be admitted before it.
-        num_tokens: of its prompt.
+        ahead: waiting sequences that would be admitted before the newcomer.
+        num_tokens: number of tokens of its prompt.
     """
     unread = [(seq.scheduled, seq.remaining) for seq in running if not decodes(seq)]
     unread += [_unread(seq, pool) for seq in ahead]
@@ -56,14 +56,14 @@ def backlog_of(
 
 
 def _unread(seq: Seq, pool: BlockPool) -> tuple[int, int]:
-    """Where a waiting sequence would begin to be read, and how many positions."""
+    """The position from which a waiting sequence would be read, and the number of positions to read."""
     known = len(seq.tokens)
     cached = 0 if seq.request.fresh_prompt else pool.quote(seq.chain.keys, known).cached * pool.block_size
     return cached, known - cached
 
 
 def _reading(config: SchedulerConfig, times: StepTimes, unread: list[tuple[int, int]], decoding: list[int]) -> float:
-    """Seconds of all steps that read `unread`, a pair of start and count each, while these decode."""
+    """Seconds of all steps that read `unread` (pairs of start and count) while the rows at `decoding` decode."""
     positions = sum(count for _, count in unread)
     prompts = sum(times.of(chunk_of(start, count, times.window)) for start, count in unread)
     if not prompts:

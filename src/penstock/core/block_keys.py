@@ -1,6 +1,6 @@
 """Names for KV blocks: a key says exactly which tokens, after which tokens, under which salt, model and adapter.
 
-Decides when two blocks hold the same KV. Knows nothing of where blocks live. Invariants: a key names a full block,
+Decides when two blocks hold the same KV. Does not know where blocks lie. Invariants: a key names a full block,
 never a part of one; the bytes that are hashed can be read back in one way only (lengths and token ids have a fixed
 width, and so have keys), so two prefixes that differ have equal keys only if BLAKE2b (RFC 7693) with 256 bits collides.
 """
@@ -19,7 +19,7 @@ KEY_BYTES = 32
 def root_key(model_digest: bytes, salt: str, adapter_digest: str = "") -> bytes:
     """The parent of every first block: sequences of another model, salt or adapter start from another root.
 
-    Without an adapter it is the same as before there were adapters: blocks that were stored then are found.
+    Without an adapter the root is the same as before there were adapters, so that blocks stored then are still found.
     """
     named = [model_digest, salt.encode("utf-8", "surrogatepass")]
     if adapter_digest:
@@ -40,7 +40,7 @@ class KeyChain:
     Attributes:
         root: the parent of the first block.
         block_size: tokens of a block.
-        keys: one a full block, from position 0 on.
+        keys: one per full block, from position 0 on.
     """
 
     __slots__ = ("block_size", "keys", "root")

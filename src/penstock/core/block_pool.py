@@ -1,4 +1,4 @@
-"""Who owns which KV block, and which blocks can be found again by what they hold.
+"""Which lease owns which KV block, and which blocks can be found again by what they hold.
 
 Decides which block is handed out next and which cached block is forgotten for it. Does not know sequences, steps or
 what is inside a block. Invariants, verified by `BlockPool.check`: every block is free, or cached and unheld, or held; a
@@ -23,7 +23,7 @@ _GONE = 0
 
 
 class Lease:
-    """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; read by whoever holds it.
+    """The only proof of owning blocks. Made, changed and ended by its `BlockPool`; its holder only reads it.
 
     Attributes:
         blocks: block ids in order of position; the first `left` are no longer owned.
@@ -32,7 +32,7 @@ class Lease:
         left: how many leading blocks were given back because no later position sees them.
         released: whether it has ended.
         era: the pool's cache era in which it began; see `BlockPool.reset_prefix_cache`.
-        checkpoint: the slot of the recurrent state after the cached blocks; -1 where there is none.
+        checkpoint: the slot of the recurrent state after the cached blocks; -1 if there is none.
     """
 
     __slots__ = ("blocks", "cached", "checkpoint", "era", "left", "released", "sealed")
@@ -67,14 +67,14 @@ class BlockPool:
     """All KV blocks of an engine, and the prefix cache, which is only an index over them. Owned by the scheduler.
 
     Args:
-        num_blocks: there are.
+        num_blocks: number of blocks.
         block_size: positions that each holds.
         caching: whether full blocks can be found again.
         window: see `SchedulerConfig.window`.
         most: the most blocks a lease begins with; it is extended later. None for as many as its tokens need.
         checkpoints: where recurrent state is kept; a prefix then ends at the last kept state. None for models
             without recurrent state.
-        log: is told which keys leave the index; None if nobody wants to know.
+        log: is told which keys leave the index; None for no log.
 
     Attributes:
         query_tokens: positions for which a lease was granted, since the start.
@@ -106,10 +106,10 @@ class BlockPool:
         self._leases: set[Lease] = set()
         self._holders = [0] * num_blocks
         self._free = list(reversed(range(num_blocks)))
-        self._unheld: OrderedDict[int, None] = OrderedDict()  # cached and nobody's, first to be forgotten first
+        self._unheld: OrderedDict[int, None] = OrderedDict()  # cached and held by no lease, first to be forgotten first
         self._index: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._uses = BlockUses(num_blocks)  # for those who look; decides nothing
+        self._uses = BlockUses(num_blocks)  # for views of the cache; decides nothing
 
     @property
     def free(self) -> int:
@@ -118,7 +118,7 @@ class BlockPool:
 
     @property
     def evictable(self) -> int:
-        """Blocks that are cached and held by nobody."""
+        """Blocks that are cached and held by no lease."""
         return len(self._unheld)
 
     @property
@@ -154,7 +154,7 @@ class BlockPool:
             spare: blocks that must still be available afterwards.
 
         Returns:
-            The lease, or None where blocks do not suffice; then nothing has changed.
+            The lease, or None if there are too few blocks; then nothing has changed.
         """
         found = self._match(keys, num_tokens)
         quote = self._quote_of(found, num_tokens)
@@ -186,7 +186,7 @@ class BlockPool:
     def leave_behind(self, lease: Lease, computed: int) -> None:
         """Give back the leading blocks that no position from `computed` on sees; as after `release`, they are findable.
 
-        Without a window there are none.
+        Without a window nothing is given back.
         """
         self._require_live(lease)
         left = self._left_behind(computed)
@@ -205,7 +205,7 @@ class BlockPool:
             lease: whose block it is.
             index: its place in the lease.
             key: its name.
-            parent: the key of the block before it, or the root of its chain; b"" if nobody wants to know.
+            parent: the key of the block before it, or the root of its chain; b"" if it is not needed.
 
         Returns:
             Whether `key` finds a block that it did not find before.
@@ -234,7 +234,7 @@ class BlockPool:
         return other is None
 
     def keep_state(self, lease: Lease, key: bytes, slot: int) -> None:
-        """Let the state in checkpoint `slot`, which ends the lease's block named `key`, be found, as `seal` its KV."""
+        """Let the state in checkpoint `slot`, at the end of the lease's block `key`, be found, as `seal` does KV."""
         self._require_live(lease)
         assert self._checkpoints is not None, "a model without state has none to keep"
         if self._caching and lease.era == self._era:
@@ -255,7 +255,7 @@ class BlockPool:
             self._drop(block)
 
     def freed_by(self, lease: Lease, keys: Set[bytes]) -> int:
-        """How many blocks the lease frees at least when it ends, without those of `keys`, which the caller shares."""
+        """The fewest blocks that the end of the lease frees, not counting those of `keys`, which the caller shares."""
         return sum(self._holders[block] == 1 and self._keys.get(block) not in keys for block in lease.held)
 
     def reset_prefix_cache(self) -> None:
@@ -271,11 +271,11 @@ class BlockPool:
             self._log.cleared()
 
     def key_of(self, block: int) -> bytes | None:
-        """The key under which `block` can be found; None where it cannot."""
+        """The key under which `block` can be found; None if it cannot be found."""
         return self._keys.get(block)
 
     def cached(self) -> CachedBlocks:
-        """A copy of what is known of the blocks that can be found. Takes a few nanoseconds a block."""
+        """Copy what is known of the blocks that can be found. Takes a few nanoseconds per block."""
         return self._uses.cached(self.block_size, self._keys, self._holders)
 
     def check(self) -> None:
@@ -328,7 +328,7 @@ class BlockPool:
         """The cached blocks of the longest prefix that can be continued, and leaves a position to compute.
 
         All of its blocks must be there, or, with a window, its last one and all that the next position sees. A block
-        that is gone is replaced by a number that nobody reads. If the model carries state and `with_state` is set, the
+        that is gone is replaced by a number that is never read. If the model carries state and `with_state` is set, the
         prefix also ends at a checkpoint.
         """
         states = self._checkpoints if with_state else None
@@ -343,7 +343,7 @@ class BlockPool:
         return [self._index.get(key, _GONE) for key in wanted[:longest]]
 
     def _take(self) -> int:
-        """Hand out a block that nobody holds, forgetting the least recently used cached one if there is no other."""
+        """Hand out a block that no lease holds, forgetting the least recently used cached one if there is no other."""
         if self._free:
             block = self._free.pop()
         else:

@@ -1,7 +1,7 @@
-"""How the blocks of the prefix cache hang together and how often each was found, and the tree that follows from it.
+"""How the blocks of the prefix cache follow each other, how often each was found, and the tree that this makes.
 
-For those who look: no plan depends on it. The pool notes it in lists, one entry a block; a copy of these is made
-between two steps, and `prefix_tree` makes the tree of it in whatever thread.
+Only for inspection: no plan depends on it. The pool keeps it in lists with one entry per block; these are copied
+between two steps, and `prefix_tree` makes the tree from the copy, in any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CachedBlocks(NamedTuple):
         hits: how often an admission found them.
         used: the number of the admission before which they were last sealed or found.
         holders: how many leases hold them.
-        admissions: how many there were.
+        admissions: how many admissions there were.
     """
 
     block_size: int
@@ -43,10 +43,10 @@ class CachedBlocks(NamedTuple):
 
 
 class BlockUses:
-    """What is noted of each block since it was sealed. Owned by the pool.
+    """What is noted about each block since it was sealed. Owned by the pool.
 
     Args:
-        num_blocks: of the pool.
+        num_blocks: number of blocks in the pool.
     """
 
     __slots__ = ("_admissions", "_before", "_hits", "_parents", "_used")
@@ -66,7 +66,7 @@ class BlockUses:
         self._used[block] = self._admissions
 
     def found(self, blocks: Iterable[int]) -> None:
-        """An admission found these."""
+        """An admission found these blocks."""
         self._admissions += 1
         hits, used, now = self._hits, self._used, self._admissions
         for block in blocks:
@@ -74,19 +74,19 @@ class BlockUses:
             used[block] = now
 
     def cached(self, block_size: int, keys: dict[int, bytes], holders: list[int]) -> CachedBlocks:
-        """A copy of all this, with the pool's own columns."""
+        """Copy all of this, together with the pool's own columns."""
         columns = self._parents.copy(), self._before.copy(), self._hits.copy(), self._used.copy()
         return CachedBlocks(block_size, keys.copy(), *columns, holders.copy(), self._admissions)
 
 
 def prefix_tree(cached: CachedBlocks, most: int = MOST_NODES) -> PrefixTree:
-    """The tree of cached prefixes: blocks in a row between two branchings are one node.
+    """The tree of cached prefixes: a run of blocks between two branches is one node.
 
-    A block whose parent is cached no more begins a tree of its own. Takes about two microseconds a block.
+    A block whose parent is no longer cached begins a tree of its own. Takes about two microseconds per block.
 
     Args:
         cached: the blocks.
-        most: nodes that are told, those with most blocks in and below them.
+        most: the most nodes to return: the ones with the most blocks in and below them.
     """
     followers = _followers(cached)
     sizes = _sizes(cached, followers)
@@ -103,7 +103,7 @@ def prefix_tree(cached: CachedBlocks, most: int = MOST_NODES) -> PrefixTree:
 
 
 def _followers(cached: CachedBlocks) -> dict[int, list[int]]:
-    """The blocks that follow each block; those of `_ROOT` follow none that is cached."""
+    """The blocks that follow each block; the ones listed for `_ROOT` follow no cached block."""
     blocks = {key: block for block, key in cached.keys.items()}
     followers: dict[int, list[int]] = {}
     for block in cached.keys:
@@ -120,7 +120,7 @@ def _sizes(cached: CachedBlocks, followers: Mapping[int, Sequence[int]]) -> dict
 
 
 def _chain(first: int, followers: Mapping[int, Sequence[int]]) -> list[int]:
-    """The blocks from `first` to the next branching or end."""
+    """The blocks from `first` to the next branch or end."""
     chain = [first]
     while len(following := followers.get(chain[-1], ())) == 1:
         chain.append(following[0])

@@ -1,7 +1,7 @@
-"""What entered and left the prefix cache, in order, until somebody takes it.
+"""What entered and left the prefix cache, in order, kept until it is taken.
 
 The pool notes the keys that leave, and the scheduler the blocks that enter, since it knows their tokens. Decides
-nothing. Invariant: all that was ever taken, applied to an empty set in order, gives the keys of the pool's index.
+nothing. Invariant: all events ever taken, applied in order to an empty set, give the keys of the pool's index.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CacheLog:
 
         Args:
             chain: the sequence's keys.
-            indices: of the blocks, ascending.
+            indices: places of the blocks in the chain, ascending.
             tokens: the whole sequence so far.
             salt: the sequence's salt.
             adapter: the name of its adapter.
@@ -43,11 +43,11 @@ class CacheLog:
                 start = at
 
     def removed(self, key: bytes) -> None:
-        """The block with this key cannot be found any more."""
+        """The block with this key can no longer be found."""
         self._removed.append(key)
 
     def cleared(self) -> None:
-        """Nothing can be found any more."""
+        """No block can be found any more."""
         self._end_removals()
         self._events.append(CacheCleared())
 

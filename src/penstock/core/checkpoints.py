@@ -1,7 +1,7 @@
 """Checkpoints of recurrent state beside the prefix cache, and which of them is forgotten first.
 
-Decides which checkpoint slot is handed out next. Does not know sequences or what a state is; the keys are those of the
-block that a checkpoint ends (`block_keys`). Invariants, verified by `Checkpoints.check`: every slot is free, pending or
+Decides which checkpoint slot is handed out next. Does not know sequences or what a state is; a checkpoint's key is that
+of the block that it ends (`block_keys`). Invariants, verified by `Checkpoints.check`: every slot is free, pending or
 findable under one key; a pending one is being written by a plan that is not committed, and cannot be found.
 """
 
@@ -20,7 +20,7 @@ class Checkpoints:
     """All checkpoint slots of an engine. Owned by the scheduler's `BlockPool`.
 
     Args:
-        num_slots: there are.
+        num_slots: number of slots.
 
     Attributes:
         restored: how often a sequence began with one, since the start.
@@ -83,7 +83,7 @@ class Checkpoints:
         return slot
 
     def keep(self, key: bytes, slot: int) -> None:
-        """A pending slot has been written: let it be found. If another has the key, that one stays: it is the same."""
+        """Let a pending slot that was written be found. If another has the key, that one stays: states are the same."""
         self._end_pending(slot)
         if key in self._index:
             self._index.move_to_end(key)
@@ -92,12 +92,12 @@ class Checkpoints:
             self._index[key] = slot
 
     def give_back(self, slot: int) -> None:
-        """A pending slot is no longer needed."""
+        """Free a pending slot that is no longer needed."""
         self._end_pending(slot)
         self._free.append(slot)
 
     def drop_pending(self) -> None:
-        """No plan in flight will ever be committed."""
+        """Free all pending slots: no plan in flight will ever be committed."""
         self._free += sorted(self._pending)
         self._pending.clear()
 

@@ -49,8 +49,8 @@ class ChunkLimit:
         self._target = target
         self._running = running
         self._decoding = 0.0  # seconds that decoding takes
-        self._left: float | None = None  # seconds; None before somebody asked
-        self._grace = 0.0  # seconds more for a prompt that is read whole so
+        self._left: float | None = None  # seconds; None until it is first needed
+        self._grace = 0.0  # extra seconds for a prompt that can be read whole with them
         self._taken = False
         self.cut = False
 
@@ -84,7 +84,7 @@ class ChunkLimit:
         if not self.spent:
             count = min(wanted, max(self._affordable(start, left, wanted), 1 if self._taken else LEAST))
             if self._grace and not self._taken and self._affordable(start, left + self._grace, wanted) == wanted:
-                count = wanted  # its rest would need a step more, and in that one everybody may decode
+                count = wanted  # its rest would need another step, in which all sequences may decode
         self.cut = self.cut or count < wanted
         return count
 

@@ -1,4 +1,4 @@
-"""How often guesses turn out right: by drafter and evidence, of all sequences and of each.
+"""How often guesses turn out right: by drafter and evidence, for all sequences together and for each.
 
 A guess is compared with the tokens that were drawn at its positions, whether or not a step computed it as a draft. So a
 sequence with wrong guesses costs no time, and better guesses are noticed. Old judgements fade.
@@ -18,7 +18,7 @@ MODEL = "model"
 
 
 class _Learning(NamedTuple):
-    """How fast opinions change.
+    """How fast estimates change.
 
     Attributes:
         right: tokens that count as right before any was judged.
@@ -83,7 +83,7 @@ class DraftChances:
         return min(_MOST, (own_right + trust * right / judged) / (own_judged + trust))
 
     def learn(self, own: Judgements, draft: Draft, drawn: Iterable[int]) -> None:
-        """`drawn` are the tokens at the places of `draft`, as far as there are any."""
+        """Learn from the tokens `drawn` at the positions of `draft`, as far as there are any."""
         right, judged = judge(draft.tokens, drawn)
         if judged:
             self._all.add(_kind(draft), right, judged)
@@ -91,7 +91,7 @@ class DraftChances:
 
 
 def judge(guessed: Iterable[int], drawn: Iterable[int]) -> tuple[int, int]:
-    """(tokens that were right, tokens that were judged): those behind the first wrong one are not."""
+    """(tokens that were right, tokens that were judged): tokens after the first wrong one are not judged."""
     right = 0
     for guess, token in zip(guessed, drawn, strict=False):
         if guess != token:

@@ -5,8 +5,8 @@ and all drafts before it are right. Times come from `core.step_time`, probabilit
 follow from inputs of the scheduler, so the replay of a recorded run decides the same.
 
 A right token saves one row of a later step. It also saves that row's share of the step's fixed cost, the time that a
-step takes however many rows it has, but only if all rows get ahead alike, or if somebody waits to take the place of one
-that ends. Otherwise the remaining rows need as many steps as before, each with fewer rows.
+step takes however many rows it has, but only if all rows get ahead alike, or if a sequence waits to take the place of
+one that ends. Otherwise the remaining rows need as many steps as before, each with fewer rows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from math import inf
 __all__ = ["AHEAD", "DELAY", "Offer", "draft_lengths"]
 
 DELAY = 0.25
-"""The fraction by which drafts of some rows may lengthen a step while other rows have none: those would wait for
-nothing."""
+"""The fraction by which drafts of some rows may lengthen a step while other rows have none: rows without drafts would
+wait for nothing."""
 
 AHEAD = 0.5
-"""The part of its share of a step's fixed cost that counts as saved by a row that gets ahead of others. Between none,
-as in a batch that ends with its slowest row, and all, as where newcomers take the places of rows that end."""
+"""The part of its share of a step's fixed cost that counts as saved by a row that gets ahead of others. It lies between
+none, as in a batch that ends with its slowest row, and all, as when newcomers take the places of rows that end."""
 
 Offer = Sequence[float]
 """For each token of a guess, the probability that it is right if the tokens before it are; below 1."""
@@ -41,17 +41,17 @@ def draft_lengths(
     row_price: float = 0.0,
     common: float = inf,
 ) -> list[int]:
-    """How many tokens of each offer are worth their time, the likeliest first.
+    """How many tokens of each offer are worth their time; the most likely tokens are taken first.
 
-    If every draft costs the same, the best set holds all drafts that yield more per second than the step as a whole, or
-    it is empty: where all that they save is less than what having any costs.
+    If every draft costs the same, the best set holds all drafts that yield more per second than the step as a whole; or
+    it is empty, if all that they save is less than the cost of having any.
 
     Args:
         offers: one for each row that has a guess.
         rows: all rows that draw a token, with and without offers.
         seconds: time of the step without drafts; 0.0 if unknown.
         price: seconds that one more drafted position takes.
-        once: seconds that a step with any drafts takes beside these.
+        once: seconds that having any drafts adds to a step, besides the price of each.
         budget: most drafts in all.
         target: seconds that a step with drafts may take, since readers of streams see the pause.
         row_price: seconds that a row takes, without its share of the step's fixed cost.
@@ -84,5 +84,5 @@ def draft_lengths(
 
 
 def _in_the_lead(value: float, row_price: float) -> float:
-    """Seconds that a right token saves whose row gets ahead of others, where a token of all takes `value`."""
+    """Seconds saved by a right token with which its row gets ahead of others; `value` if all rows got ahead alike."""
     return row_price + AHEAD * max(0.0, value - row_price)

@@ -32,17 +32,17 @@ _RECENT = 1 / 8
 """The weight of a step in the average of what guesses promised."""
 
 _PATIENCE = 16
-"""How doubtful guesses for a sequence must be to be sought less often: to seek, weigh and judge one takes about 25
+"""The doubt from which on guesses for a sequence are sought less often: to seek, weigh and judge one takes about 25
 microseconds, which adds up to one part in forty of a step with 8 rows. A row without a guess, or with a wrong one that
-was not worth its time, adds one to the doubt, a right guess takes one away, and a row that carries drafts ends it."""
+was not worth its time, adds one to the doubt; a right guess takes one away; a row that carries drafts resets it."""
 
 _PAUSE = 4
-"""Then guesses are sought in every step whose number is divisible by this: in the same step for all such sequences, so
-that the others weigh nothing."""
+"""Guesses for doubtful sequences are sought only in steps whose number is divisible by this: in the same step for all
+of them, so that the other steps have nothing to weigh."""
 
 
 class Drafting:
-    """What the scheduler decides of drafts. Owned by it.
+    """What the scheduler decides about drafts. Owned by it.
 
     Args:
         config: says how much a step computes at most, and whether drafts are weighed.
@@ -69,7 +69,7 @@ class Drafting:
     def draftable(self, running: Iterable[Seq], step: int) -> Iterator[Draftable]:
         """The sequences whose next row could carry drafts: they decode, and their last token is known.
 
-        A sequence whose guesses have not been worth their time lately is only now and then among them.
+        A sequence whose guesses have not been worth their time lately is included only now and then.
 
         Args:
             running: sequences that hold a slot.
@@ -144,7 +144,7 @@ class Drafting:
         seq.doubt = 0 if row.drafts else max(0, min(_PATIENCE, seq.doubt + (-1 if agrees else 1)))
         judged: list[DraftsJudged] = []
         for rank, guess in enumerate(guesses):
-            carried = 0 if rank else len(row.drafts)  # drafts are of the first guess alone
+            carried = 0 if rank else len(row.drafts)  # drafts come from the first guess alone
             tokens = [token.id for token in drawn]
             for draft in guess:
                 length = len(draft.tokens)
@@ -219,7 +219,7 @@ class Drafting:
         return self._spares is not None and not self._config.spare_states
 
     def _computes_nothing(self, seq: Seq) -> bool:
-        """Whether the next row of `seq` computes nothing, because its state has moved on: it draws where one waits."""
+        """Whether the next row of `seq` only draws, where an earlier one waits: its state has already moved on."""
         return seq.draw_waits and self._spares is not None
 
 

@@ -1,9 +1,9 @@
 """Waiting sequences of several tenants, in the order that gives each tenant its share.
 
 Virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language Models", algorithm 2): each tenant has a
-counter of what was computed for it, and the one with the smallest goes first. A tenant that returns after a pause
-starts no lower than those that wait, so that nobody can save up. Cached tokens cost nothing. Among level tenants, the
-one with the fewest running sequences goes first: so tenants that flood hold equal numbers of slots.
+counter of what was computed for it, and the one with the lowest goes first. A tenant that returns after a pause starts
+no lower than the waiting tenants, so that none can save up. Cached tokens cost nothing. Among level tenants, the one
+with the fewest running sequences goes first, so that tenants that flood the queue hold equal numbers of slots.
 
 Decides order only. Invariant: the same calls in the same order give the same order of sequences.
 """
@@ -40,7 +40,7 @@ class FairQueue:
     def __init__(self, level: float = 0.0) -> None:
         self._level = level
         self._slots = SlotShares()
-        self._waiting: dict[str, SeqList] = {}  # of tenants that have any
+        self._waiting: dict[str, SeqList] = {}  # only of tenants that have any
         self._counters: dict[str, float] = {}
         self._last = ""  # the tenant that left the queue last
 
@@ -55,7 +55,7 @@ class FairQueue:
         return seq.request.tenant in self._waiting and seq in self._waiting[seq.request.tenant]
 
     def in_order(self) -> Iterator[Seq]:
-        """See `WaitingQueue`; who was taken out meanwhile counts for the order of the rest."""
+        """See `WaitingQueue`; a sequence that was taken out meanwhile counts in the order of the rest."""
         passed = dict.fromkeys(self._waiting, 0)
         while True:
             first = {of: self._waiting[of][passed[of]].rank for of in passed if self._has(of, passed)}
@@ -74,18 +74,18 @@ class FairQueue:
         ]
 
     def givers(self, request: SequenceRequest) -> list[Seq]:
-        """See `WaitingQueue`: of the tenant that holds most of those that were given as many tokens, or are level."""
+        """See `WaitingQueue`: sequences of that tenant which holds most, among those with as many tokens or level."""
         others = self._given_as_much(request)
         if not others:
             return []
         return self._slots.givers(request, max(others, key=lambda of: (self._slots.load(of), of)))
 
     def crowding(self, request: SequenceRequest) -> frozenset[str]:
-        """See `WaitingQueue`: of those that were given as many tokens, or are level."""
+        """See `WaitingQueue`: only tenants that were given as many tokens as this one, or are level with it."""
         return self._slots.above_share(request).intersection(self._given_as_much(request))
 
     def _given_as_much(self, request: SequenceRequest) -> list[str]:
-        """The tenants that run and were given as many tokens as that of `request`, or are level."""
+        """The other tenants that run and were given at least as many tokens as that of `request`, or are level."""
         floor = self._floor()
         own = self._counters.get(request.tenant, floor)
         if request.tenant not in self._waiting:
@@ -101,14 +101,14 @@ class FairQueue:
         return [seq for of in self._turns({of: own[0].rank for of, own in eldest.items()}) for seq in eldest[of]]
 
     def _turns(self, ranks: dict[str, Rank]) -> list[str]:
-        """Tenants in order: by tokens, and those that are level by slots; ties by the ranks that are given."""
+        """Tenants in order: by tokens, level ones by slots, and ties by the given `ranks`."""
         floor = self._floor()
         counts = {of: self._counters.get(of, floor) for of in ranks}
         level = min(counts.values(), default=0.0) + self._level
         return sorted(ranks, key=lambda of: (max(counts[of], level), self._slots.load(of), counts[of], ranks[of]))
 
     def part_of(self, tenant: str) -> QueuePart:
-        """See `WaitingQueue`: each tenant that waits has a part, and one is kept free for whoever comes."""
+        """See `WaitingQueue`: each tenant that waits has a part, and one more is kept free for a new tenant."""
         own = self._waiting.get(tenant, ())
         return QueuePart(len(own), sum(len(seq.tokens) for seq in own), len(self._waiting) + (not own) + 1)
 
@@ -118,7 +118,7 @@ class FairQueue:
         return QueueParts(own, QueuePart(0, 0, len(own) + 2), shared=False)
 
     def before(self, request: SequenceRequest, rank: Rank) -> list[Seq]:
-        """See `WaitingQueue`; about: of each other tenant one more than of its own."""
+        """See `WaitingQueue`; an estimate: of each other tenant, one sequence more than of its own."""
         own = [seq for seq in self._waiting.get(request.tenant, ()) if seq.rank < rank]
         others = (seqs for tenant, seqs in self._waiting.items() if tenant != request.tenant)
         return own + [seq for seqs in others for seq in islice(seqs, len(own) + 1)]

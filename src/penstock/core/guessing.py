@@ -4,8 +4,8 @@ It guesses after a step has drawn its tokens, and the next step computes the gue
 they are worth the large model's time; this file decides whether they are worth the draft model's. `core.step_time`
 learns what a pass and a position take, `core.draft_chances` how often guesses are right.
 
-While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would; and of
-new sequences few are followed by a predictor of the model's own, which cannot catch up.
+While guesses do not pay, one hundredth of the time is spent on single guesses, to find out whether they would. A
+predictor of the model's own, which cannot catch up, then follows only a few of the new sequences.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LEVEL = 4
 """Positions by which it may be behind a sequence without counting their time."""
 
 _LEAST_PAYING = 0.1
-"""If guesses are worth their time in fewer of the recent steps, few new sequences are followed: each position of one
-that is costs time."""
+"""If guesses are worth their time in a smaller share of recent steps than this, few new sequences are followed: each
+position of a followed sequence costs time."""
 
 _FOLLOWED_ANYWAY = 8
-"""Of so many new sequences one is followed even if guesses do not pay, to find out whether they would."""
+"""One in this many new sequences is followed even if guesses do not pay, to find out whether they would."""
 
 _RECENT_STEPS = 32
 """Steps over which the share of those with worthwhile guesses is averaged."""
@@ -60,8 +60,8 @@ class _Candidate(NamedTuple):
         most: the most tokens that could be used.
         lag: known positions that the draft model has not computed.
         behind: the same after the row has drawn, at most.
-        share: how many of them one guess must pay for. The rest of an answer is assumed to be as long as what there
-            is, so catching up is divided by as many guesses.
+        share: how many of these one guess must pay for. An answer is assumed to go on for as long as it is now, so the
+            cost of catching up is divided among that many guesses.
     """
 
     at: int
@@ -73,7 +73,7 @@ class _Candidate(NamedTuple):
 
 
 class Guessing:
-    """What the scheduler decides of the draft model. Owned by `Drafting`.
+    """What the scheduler decides about the draft model. Owned by `Drafting`.
 
     Args:
         config: says how far the draft model's context reaches, and whether guesses are weighed.
@@ -125,7 +125,7 @@ class Guessing:
             self._probe(builder, found, spare)
 
     def learn(self, result: StepResult) -> None:
-        """A step was computed."""
+        """Learn from a step that was computed."""
         if 0.0 < result.seconds < float("inf"):
             most = max(_SAVED, self._probe_seconds)
             self._allowance = min(most, self._allowance + _PROBES * result.seconds)
@@ -134,7 +134,7 @@ class Guessing:
 
     def _candidates(self, builder: PlanBuilder) -> Iterator[_Candidate]:
         for index, (row, seq) in enumerate(zip(builder.rows, builder.seqs, strict=True)):
-            if not row.sample or seq.lag is None or seq.drawing > 1:  # how far the draft model is, is not known
+            if not row.sample or seq.lag is None or seq.drawing > 1:  # the draft model's progress is not known
                 continue
             drafts, end = len(row.drafts), row.start + row.count
             most = min(_MOST, seq.limit - end - 2, self._config.draft_context - end)

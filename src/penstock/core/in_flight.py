@@ -38,7 +38,7 @@ class Departed:
 
 
 class InFlight:
-    """Planned steps, eldest first. Owned by the scheduler.
+    """Planned steps, oldest first. Owned by the scheduler.
 
     Args:
         depth: plans that may be in flight at once.
@@ -78,7 +78,7 @@ class InFlight:
         """Make sure that one more plan may be made.
 
         Raises:
-            EngineFault: as many as may be in flight have not been committed.
+            EngineFault: as many plans as may be in flight have not been committed.
         """
         if len(self._steps) >= self._depth:
             raise EngineFault(f"plan {self._steps[0].plan.step} has not been committed")
@@ -89,10 +89,10 @@ class InFlight:
         self.next_step += 1
 
     def match(self, plan: StepPlan, result: StepResult) -> tuple[InFlightStep, list[RowResult | None]]:
-        """The eldest step and the result of each of its rows.
+        """The oldest step and the result of each of its rows.
 
         Raises:
-            EngineFault: `plan` is not the eldest, or `result` cannot be its.
+            EngineFault: `plan` is not the oldest, or `result` cannot belong to it.
         """
         if not self._steps or plan != self._steps[0].plan:
             raise EngineFault(f"plan {plan.step} is not the eldest in flight")
@@ -109,7 +109,7 @@ class InFlight:
         return eldest, results
 
     def end_eldest(self) -> None:
-        """The eldest step has its result."""
+        """Forget the oldest step: it has its result."""
         self._steps.popleft()
 
     def everyone(self) -> dict[Seq, bool]:

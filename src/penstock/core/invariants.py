@@ -1,7 +1,7 @@
 """What must hold of queue, running sequences and pool together, between any two calls of the scheduler.
 
-Decides nothing and changes nothing. Tests check the invariants after every call, an idle engine now and then. A
-violation is raised rather than asserted, because the checks guard production too.
+Decides nothing and changes nothing. Tests check the invariants after every call, and an idle engine checks them now and
+then. A violation is raised rather than asserted, because the checks guard production too.
 """
 
 from __future__ import annotations

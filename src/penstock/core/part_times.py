@@ -31,13 +31,13 @@ _DOUBT = 2.0
 
 _KNOWN = 64
 _SELDOM = 4
-"""After `_KNOWN` steps, one in `_SELDOM` is learned from, of those that take about as long as expected."""
+"""After `_KNOWN` steps, only one in `_SELDOM` of the steps that take about as long as expected is learned from."""
 
 _UNPROVEN = 8
 """Number of steps after which a single one has bounded influence: the first ones of a process are slow."""
 
 _NOTHING = 1e-6
-"""Seconds; no step takes less. Where less is expected, all parts of the step were set to 0: nothing is known of it."""
+"""Seconds; no step takes less. If less is expected, all parts of the step were set to 0: nothing is known of it."""
 
 _SURPRISE = 2.0
 """No step counts as more than this many times longer or shorter than expected: machines pause now and then."""
@@ -55,7 +55,7 @@ class PartTimes:
         ConfigError: `known` has another number of parts.
 
     Attributes:
-        learned: how many steps it was learned from, earlier processes' included.
+        learned: how many steps it was learned from, including those of earlier processes.
     """
 
     __slots__ = ("_doubts", "_seconds", "_units", "learned")
@@ -79,7 +79,7 @@ class PartTimes:
 
     @property
     def known(self) -> KnownParts | None:
-        """What is known now; None if nothing is. How doubts of several parts are related is left out."""
+        """What is known now; None if nothing is. How the doubts of parts are correlated is left out."""
         if not self.learned:
             return None
         doubts = [sqrt(max(0.0, row[index])) for index, row in enumerate(self._doubts)]
@@ -106,14 +106,14 @@ class PartTimes:
         self.learned += 1
 
     def forget(self, seconds: tuple[float, ...], share: float) -> None:
-        """Move by a share towards `seconds`, and doubt it as much."""
+        """Move the parts by a share of the way towards `seconds`, and increase their doubts by as much."""
         for index, each in enumerate(seconds):
             gap = share * (each - self._seconds[index])
             self._seconds[index] += gap
             self._doubts[index][index] += gap**2
 
     def _begin(self, amounts: tuple[float, ...], seconds: float, others: float) -> None:
-        """Believe `units`, and doubt every part."""
+        """Start from `units`, with doubt about every part."""
         believed = self._believed(amounts, seconds)
         left = max(0.0, 1.0 - others / seconds)
         self._seconds = [each * left for each in believed]

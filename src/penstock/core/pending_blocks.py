@@ -2,7 +2,7 @@
 
 Every full block of a running sequence's known tokens that is not computed yet is pending. A waiting sequence that needs
 such a block next waits until it is settled: sealed, or given up because its maker leaves. Decides nothing else.
-Invariant: the maker of a pending block runs, so nobody waits for a block for ever.
+Invariant: the maker of a pending block runs, so no sequence waits for a block for ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Steps in which nothing is decided: each running sequence computes its newest token and draws the next one.
 
-Most steps of a day are of this kind, and many of them follow each other until somebody comes or ends. A simulation
-passes such a run at once (`Scheduler.pass_plain_steps`), and leaves what as many plans and commits would have left:
-here is how many steps that is, and in which order the sequences need and fill blocks in them.
+Most steps of a day are of this kind, and many of them follow each other until a sequence comes or ends. A simulation
+passes over such a run at once (`Scheduler.pass_plain_steps`), and leaves what as many plans and commits would have
+left. This file says how many steps that is, and in which order the sequences need and fill blocks in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlainSteps(NamedTuple):
     """Steps that are known without being planned.
 
     Attributes:
-        steps: how many; 0 where it is not known.
+        steps: how many; 0 if it is not known.
         seq_ids: the sequences that draw a token in each of them.
     """
 
@@ -31,12 +31,12 @@ class PlainSteps(NamedTuple):
 
 
 class BlockChange(NamedTuple):
-    """A sequence needs or fills a block in one step of a run. In ascending order, they are in the order of time.
+    """A sequence needs or fills a block in one step of a run. Ascending order of these values is the order in time.
 
     Attributes:
-        step: of the run, from 0 on.
+        step: number of the step in the run, from 0.
         fills: whether it fills one, when the step is committed; else it needs one, when the step is planned.
-        place: of the sequence among those that run.
+        place: index of the sequence among the running ones.
     """
 
     step: int
@@ -45,7 +45,7 @@ class BlockChange(NamedTuple):
 
 
 def can_be_plain(config: SchedulerConfig) -> bool:
-    """Whether a model's steps can be passed: it keeps all it computed, in blocks of this process alone."""
+    """Whether a model's steps can be passed over: it keeps all it computed, in blocks of this process alone."""
     stateful = config.window is not None or config.checkpoints is not None
     return not (stateful or config.storing or config.draft_context or config.looks_ahead)
 
@@ -61,12 +61,12 @@ def plain_steps(running: Sequence[Seq], pool: BlockPool) -> PlainSteps:
 
 
 def block_changes(running: Sequence[Seq], steps: int, size: int) -> Iterator[BlockChange]:
-    """The changes of so many steps, those of one sequence after the other.
+    """The block changes of so many steps, sequence by sequence.
 
     Args:
-        running: all sequences that run, before the steps.
-        steps: how many.
-        size: of a block, in tokens.
+        running: all running sequences, as they are before the steps.
+        steps: how many steps.
+        size: tokens in a block.
     """
     for place, seq in enumerate(running):
         first, end = seq.computed, seq.computed + steps

@@ -32,7 +32,7 @@ RANKINGS: dict[str, Callable[[SequenceRequest, int], Rank]] = {
     "fair": _first_come,
 }
 """Policy name -> rank of a request that was the `order`-th to be submitted; the smallest rank is served first, under
-`fair` among those of one tenant (`core.fair_shares`)."""
+`fair` among the sequences of one tenant (`core.fair_shares`)."""
 
 
 def _rank(seq: Seq) -> Rank:

@@ -23,7 +23,7 @@ def token_limit(request: SequenceRequest, config: SchedulerConfig) -> int:
 
     Raises:
         InvalidParameter: a field has a value that the core cannot work with.
-        PromptTooLong: the context has no room for the prompt, or for even one generated token where some are wanted.
+        PromptTooLong: the context has no room for the prompt, or for even one generated token if any are wanted.
         NeverFits: the pool has fewer blocks in all than the sequence may come to need.
     """
     _refuse_unusable(request, config)

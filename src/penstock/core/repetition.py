@@ -14,6 +14,6 @@ def loops(tokens: Sequence[int], start: int, shortest: int, longest: int, count:
 
 
 def _repeats(tokens: Sequence[int], period: int, span: int) -> bool:
-    """Whether each of the last `span` tokens is the one `period` places before it; mostly the first is not."""
+    """Whether each of the last `span` tokens is the one `period` places before it; usually the first is not."""
     end = len(tokens) - 1
     return all(tokens[end - back] == tokens[end - back - period] for back in range(span))

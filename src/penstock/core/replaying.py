@@ -1,6 +1,6 @@
 """Replay: feeds a recorded run to a fresh scheduler and compares every plan.
 
-Because a plan is a pure function of the inputs before it, each must come out again, to the last block id.
+Because a plan is a pure function of the inputs before it, each must come out the same, down to the last block id.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ReplayReport:
     Attributes:
         steps: plans that were compared and found equal.
         requests: sequences that were submitted.
-        tokens: that were drawn.
-        seconds: from the first record to the last; 0.0 if the trace says no times.
+        tokens: tokens that were drawn.
+        seconds: from the first record to the last; 0.0 if the trace has no times.
         truncated: whether the last line was cut short, as by a crash, and left out.
         difference: the first disagreement, with its line; "" when there is none.
     """
@@ -78,16 +78,16 @@ def replay(lines: Iterable[str]) -> ReplayReport:
 
 
 class Disagreement(Exception):
-    """What was recorded cannot have happened, or another plan comes of it."""
+    """What was recorded cannot have happened, or leads to another plan."""
 
 
 class Replay:
-    """A scheduler to which everything recorded happens again. Owned by whoever reads the trace.
+    """A scheduler that is given everything recorded once more. Owned by the reader of the trace.
 
     Attributes:
         steps: plans that were made again.
         requests: sequences that were submitted.
-        tokens: that results brought.
+        tokens: tokens that the results brought.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -97,10 +97,10 @@ class Replay:
         self.steps = self.requests = self.tokens = 0
 
     def apply(self, record: Record) -> tuple[SeqEvent, ...]:
-        """Do what was recorded. Returns the events that came of it.
+        """Apply what was recorded. Returns the resulting events.
 
         Raises:
-            Disagreement: it cannot have happened, or another plan came of it.
+            Disagreement: it cannot have happened, or it led to another plan.
         """
         match record:
             case SequenceRequest():

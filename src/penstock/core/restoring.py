@@ -83,14 +83,14 @@ class Restoring:
         return present, lacking
 
     def take_saves(self) -> tuple[tuple[Save, ...], tuple[Save, ...]]:
-        """The blocks and the states that are to be saved; the plan that is made has them."""
+        """Take the blocks and the states to save, for the plan that is being made."""
         saves = tuple(self._saves), tuple(self._state_saves)
         self._saves.clear()
         self._state_saves.clear()
         return saves
 
     def forget(self) -> None:
-        """Everything that was to be saved is gone."""
+        """Forget what was to be saved: it is gone."""
         self._saves.clear()
         self._state_saves.clear()
 

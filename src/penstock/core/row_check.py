@@ -1,6 +1,6 @@
 """Whether a runner's result can belong to its row.
 
-Decides from the row and its sequence's request alone. A result that cannot is our bug, never a caller's.
+Decides from the row and its sequence's request alone. A mismatch is our bug, never a caller's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["mismatch"]
 
 
 def mismatch(row: Row, seq: Seq, result: RowResult | None) -> str:
-    """Why `result` cannot be what came of `row`; "" where it can."""
+    """Why `result` cannot be the result of `row`; "" if it can."""
     request = seq.request
     if row.stored:
         short = result is None or (result == RowResult(row.slot, restored=result.restored))

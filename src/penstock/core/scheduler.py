@@ -6,15 +6,15 @@ There is no prefill and no decode phase: a sequence knows `len(tokens)` tokens, 
 catches up. If its tokens look ahead (`config.looks_ahead`), it does so in one step, and waits until a whole step is
 free. Running sequences go first, in policy order; then the queue is admitted (`core.admitter`). Under `fair`, a tenant
 that may take another's slot is admitted before them (`core.slot_claims`). When blocks run out, the youngest running
-sequence gives up its blocks and recomputes later, so the eldest always advances and everything ends.
+sequence gives up its blocks and recomputes later, so the oldest always advances and every sequence ends.
 
-Up to `config.depth` plans may be in flight: planned and not committed. Blocks and slots that such a plan uses go to
-nobody else. Drafts take what is left: they never displace a row, an admission or a block that a sequence may need.
+Up to `config.depth` plans may be in flight: planned and not committed. Blocks and slots that such a plan uses go to no
+other sequence. Drafts take what is left: they never displace a row, an admission or a block that a sequence may need.
 
 A step that fails as a whole ends no sequence: all of them wait again with their tokens, and those with a row in it are
 computed one by one until it is known which of them makes steps fail (`core.suspects`).
 
-Each result says how long its step took. From that follows how many prompt tokens the next steps read while any sequence
+Each result says how long its step took. This determines how many prompt tokens the next steps read while any sequence
 decodes (`core.chunk_limit`). The scheduler does not know what a token means or how anything is computed: it has no
 clock, no randomness and no I/O. The same inputs give the same plans. Invariants: see `check`.
 """
@@ -159,12 +159,12 @@ class Scheduler:
 
     @property
     def times(self) -> StepTimes:
-        """What steps take, as far as it was learned; only read it."""
+        """What steps take, as far as it was learned; not to be changed by the caller."""
         return self._times
 
     @property
     def stats(self) -> SchedulerStats:
-        """A snapshot."""
+        """A snapshot of the counts."""
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -196,7 +196,7 @@ class Scheduler:
         return self._waiting.parts()
 
     def tenant_loads(self) -> dict[str, TenantLoad]:
-        """What runs and waits of each tenant now. Takes time in proportion to the queue."""
+        """Each tenant's running and waiting sequences now. Takes time in proportion to the queue."""
         loads: dict[str, TenantLoad] = {}
         for seq in self._running:
             load = loads.get(seq.request.tenant, TenantLoad())
@@ -208,7 +208,7 @@ class Scheduler:
         return loads
 
     def cached_blocks(self) -> CachedBlocks:
-        """A copy of what is known of the prefix cache's blocks, for another thread to make a tree of."""
+        """Copy what is known of the prefix cache's blocks, so that another thread can make a tree of it."""
         return self._pool.cached()
 
     def backlog(self, request: SequenceRequest) -> Backlog:
@@ -323,7 +323,7 @@ class Scheduler:
         """Apply the result of a plan: new tokens, full blocks, ends. Events come in the order of the plan's rows.
 
         Raises:
-            EngineFault: `result` is not a result of the eldest plan in flight; nothing has changed.
+            EngineFault: `result` is not a result of the oldest plan in flight; nothing has changed.
         """
         step, results = self._in_flight.match(plan, result)
         self._in_flight.end_eldest()
@@ -343,18 +343,18 @@ class Scheduler:
     def plain_steps(self) -> PlainSteps:
         """The next steps that compute and draw one token of each running sequence, and do nothing else.
 
-        They do if nothing comes in meanwhile, and nobody drafts.
+        This holds if nothing comes in meanwhile and no drafts are given.
         """
-        admits = self._waiting and (self._free_slots or self.config.policy == "fair")  # perhaps
+        admits = self._waiting and (self._free_slots or self.config.policy == "fair")  # it may admit
         if admits or self._in_flight or self._suspects or not can_be_plain(self.config):
             return PlainSteps(0, ())
         return plain_steps(list(self._running), self._pool)
 
     def pass_plain_steps(self, steps: int, tokens: Mapping[str, Sequence[int]]) -> None:
-        """Pass so many steps as if they had been planned and committed; only their times are not learned.
+        """Pass over so many steps as if they had been planned and committed; only their times are not learned.
 
         Args:
-            steps: how many; at most as many as there are.
+            steps: how many; at most as many as `plain_steps` says.
             tokens: what each running sequence draws in them, by its id.
 
         Raises:
@@ -398,7 +398,7 @@ class Scheduler:
         self._releases.clear()
 
     def fail_step(self, *, killed: bool = False) -> tuple[SeqEvent, ...]:
-        """A plan in flight failed as a whole: take back all of them, and find out which sequence makes steps fail.
+        """Take back all plans in flight, one of which failed as a whole, and find out which sequence makes steps fail.
 
         For a runner that raised and has forgotten every slot (`Runner.reset`). Returns the end of the guilty sequence
         once it is known.
@@ -423,12 +423,12 @@ class Scheduler:
         check_sequences(self.config, self._seqs, self._running, self._waiting, leases, self._pool, self._pending_blocks)
         check_plans(self.config, self._running, self._in_flight, self._states, self._suspects, self._free_slots)
 
-    # ---- planning: those who run
+    # ---- planning: running sequences
 
     def _continue_running(self, builder: PlanBuilder, resting: Seq | None = None) -> None:
         """A row for each running sequence, except `resting` and those that the builder does not take.
 
-        Eldest first; prompts that need no more blocks last, in turn. No chunk takes budget that a later row needs to
+        Oldest first; prompts that need no more blocks last, in turn. No chunk takes budget that a later row needs to
         decode.
         """
         if self._restoring is not None:
@@ -437,7 +437,7 @@ class Scheduler:
         todo = [(seq, remaining) for seq, remaining in todo if builder.takes(seq)]
         reserved = [remaining for _, remaining in todo].count(1)
         for seq, remaining in todo:
-            if seq.state is not SeqState.RUNNING:  # an elder needed its blocks
+            if seq.state is not SeqState.RUNNING:  # an older one needed its blocks
                 continue
             reserved -= remaining == 1
             count = builder.room(seq.scheduled, remaining, reserved)
@@ -452,7 +452,7 @@ class Scheduler:
                 break
 
     def _continue_restoring(self, builder: PlanBuilder, resting: Seq | None) -> None:
-        """A row for each running sequence of which stored blocks are to be read."""
+        """A row for each running sequence that has stored blocks to read."""
         for seq in self._running:
             if seq.to_restore > 0 and seq is not resting and builder.takes(seq):
                 builder.restore(seq, seq.lease)
@@ -500,7 +500,7 @@ class Scheduler:
         self._waiting.add(seq)
 
     def _admit(self, builder: PlanBuilder) -> Stall | None:
-        """Admit from the queue; nobody if a tenant took a slot in this plan and steps have a target."""
+        """Admit from the queue; nothing if a tenant took a slot in this plan and steps have a target."""
         if builder.limit is not None and builder.admits:
             return self._stall(StallReason.NEWCOMER, len(builder.admits))
         return self._admitter.admit_in_order(builder)

@@ -41,7 +41,7 @@ class Seq:
     """A request and its progress. Owned by the scheduler; mutable, and never seen outside the core.
 
     Args:
-        request: what was asked.
+        request: what is asked for.
         rank: its place in the policy's order; smaller is earlier, no two are equal.
         limit: most tokens it may ever have, prompt and output together.
         chain: names its blocks.
@@ -219,7 +219,7 @@ class Seq:
             self.scheduled = self.computed
 
     def admit(self, lease: Lease, slot: int, computed: int) -> None:
-        """Start to run, with the KV of `computed` positions in hand."""
+        """Start to run, with the KV of `computed` positions already there."""
         if not self.announced:
             self.cached = computed
         self._change(SeqState.RUNNING)

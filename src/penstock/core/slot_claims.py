@@ -1,9 +1,9 @@
-"""Makes room for a tenant that holds few slots: stops sequences of another one that holds many.
+"""Makes room for a tenant that holds few slots: stops sequences of another tenant that holds many.
 
 The queue says which tenant may take from which (`core.slot_shares`); this decides whether a claim gets its slot and
 blocks in this plan, and which sequences are stopped for it. If the step would be long, tenants above their share have
 no row in it: the newcomer has already waited for the step before. Invariants: a sequence is stopped only if the one
-that claims is then admitted; no tenant is left out of more than `IN_A_ROW` plans in a row.
+that claims its place is then admitted; no tenant is left out of more than `IN_A_ROW` plans in a row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.core.waiting import WaitingQueue
 __all__ = ["IN_A_ROW", "SlotClaims"]
 
 IN_A_ROW = 4
-"""Plans in a row that may leave a tenant out. Newcomers seldom come closer together than in as many steps."""
+"""Plans in a row that may leave a tenant out. Newcomers seldom come fewer than this many steps apart."""
 
 
 class SlotClaims:
@@ -54,11 +54,11 @@ class SlotClaims:
         self._in_flight = in_flight
         self._admitter = admitter
         self._preempt = preempt
-        self._last_apart = -1  # the last step that left somebody out
-        self._in_a_row = 0  # how many did up to that one
+        self._last_apart = -1  # the last step that left a tenant out
+        self._in_a_row = 0  # how many steps in a row did, up to that one
 
     def would_take(self, request: SequenceRequest) -> bool:
-        """Whether `request`, if it were submitted now, would take a slot rather than wait for an end."""
+        """Whether `request`, if it were submitted now, would take a slot rather than wait until a sequence ends."""
         first = not self._waiting.part_of(request.tenant).sequences
         return first and self._config.prefix_caching and bool(self._waiting.givers(request))
 
@@ -115,7 +115,7 @@ class SlotClaims:
         self._last_apart = builder.step
 
     def _to_stop(self, seq: Seq, stoppable: Sequence[Seq]) -> list[Seq] | None:
-        """Which of `stoppable` must be stopped so that `seq` gets a slot and blocks; None if all are too few."""
+        """Which of `stoppable` must be stopped so that `seq` gets a slot and blocks; None if even all are too few."""
         lacking, stopped, own = self._admitter.lacking(seq), 0, set(seq.chain.keys)
         while lacking > 0 or not (self._admitter.has_slot or stopped):
             if stopped == len(stoppable) or not self._config.prefix_caching:

@@ -25,10 +25,10 @@ class SlotShares:
     __slots__ = ("_running",)
 
     def __init__(self) -> None:
-        self._running: dict[str, SeqList] = {}  # of tenants that have any
+        self._running: dict[str, SeqList] = {}  # only of tenants that have any
 
     def __iter__(self) -> Iterator[str]:
-        """The tenants that run any."""
+        """The tenants that have running sequences."""
         return iter(self._running)
 
     def add(self, seq: Seq) -> None:
@@ -36,7 +36,7 @@ class SlotShares:
         self._running.setdefault(seq.request.tenant, SeqList()).add(seq)
 
     def remove(self, seq: Seq) -> None:
-        """`seq` runs no more; it must have run."""
+        """`seq` no longer runs; it must have run."""
         tenant = seq.request.tenant
         self._running[tenant].remove(seq)
         if not self._running[tenant]:
@@ -48,7 +48,7 @@ class SlotShares:
         return len(seqs) / seqs[0].request.share if seqs else 0.0
 
     def above_share(self, taker: SequenceRequest) -> frozenset[str]:
-        """The tenants that hold more than their share of the slots in use, of which the taker has a share too."""
+        """The tenants that hold more than their share of the slots in use; the taker also has a share of these."""
         shares = {of: seqs[0].request.share for of, seqs in self._running.items()} | {taker.tenant: taker.share}
         level = sum(map(len, self._running.values())) / sum(shares.values())
         return frozenset(of for of in self._running if self.load(of) > level)

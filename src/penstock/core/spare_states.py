@@ -40,7 +40,7 @@ class SpareStates:
         return len(self._free)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """`count` free places, of which there must be as many, for a plan to write to."""
+        """Take `count` free places, which there must be, for a plan to write to."""
         taken = tuple(self._free.pop() for _ in range(count))
         self.written.update(taken)
         return taken
@@ -64,7 +64,7 @@ class SpareStates:
         self._free.append(place)
 
     def drop_written(self) -> None:
-        """No plan in flight will ever be committed."""
+        """Free all written places: no plan in flight will ever be committed."""
         self._free += sorted(self.written)
         self.written.clear()
 

@@ -28,7 +28,7 @@ class StateKeeping:
     """What the scheduler does beyond KV for a model that carries state. Owned by the scheduler.
 
     Args:
-        restoring: where states are saved beyond the process; else None.
+        restoring: saves states beyond the process, if they are saved; else None.
 
     Attributes:
         spares: the places for the states before drafts.
@@ -133,8 +133,8 @@ class StateKeeping:
     def _wanted(self, row: Row, seq: Seq) -> list[int]:
         """The block boundaries that `row` passes or reaches and at which its state is worth keeping.
 
-        Multiples of the interval; branches; and the last ones of all that is known, two where tokens fill their blocks:
-        the same prompt again continues before its last block, a longer one after it.
+        Multiples of the interval; branches; and the last boundary of the known tokens, or the last two if tokens fill
+        their blocks: the same prompt again continues before its last block, a longer one after it.
         """
         size, interval, end = self._config.block_size, self._config.checkpoint_interval, row.start + row.count
         if row.stored:
@@ -158,7 +158,7 @@ class StateKeeping:
         return self._checkpoints.take()
 
     def _keep(self, seq: Seq, kept: Checkpoint, tokens: Sequence[int]) -> None:
-        """The next turn continues the newest state among generated tokens: the one before it may be forgotten first."""
+        """Let a state be found. The next turn continues the newest among generated tokens: older ones may go first."""
         interval, index = self._config.checkpoint_interval, kept.position // self._config.block_size - 1
         key, stays = seq.chain.keys[index], bool(interval and kept.position % interval == 0)
         self._pool.keep_state(seq.lease, key, kept.slot)

@@ -3,17 +3,17 @@
 A step's time is modelled as a sum of six parts: one for the step itself, one for each of the first rows that decode,
 which are computed while weights are read, one for each further row and one for each position that a row looks back at,
 one for each position of a chunk and one for each pair of positions that attention joins in chunks. All six are learned
-from every step (`core.part_times`). What is known before the first step
-(`contract.known_times`) comes from an earlier process or from the program's cost; it need not be right.
+from every step (`core.part_times`). What is known before the first step (`contract.known_times`) comes from an earlier
+process or from the program's cost; it need not be right.
 
 Drafts have a price of their own, learned from decoding steps with drafts: for having any, since one position more than
 there are rows may begin another tile of every product, and for each position. It depends on the number of rows, because
-the products of a few rows cost little more than those of one. Where every step has drafts, they also correct what the
-rest of them takes: nothing else would. The time of a draft model is learned separately: for each pass through it, and
-for each position that it computes; so is that of reading stored positions.
+the products of a few rows cost little more than those of one. If every step has drafts, these steps also correct the
+parts of everything else: nothing else would. The time of a draft model is learned separately, for each pass through it
+and for each position that it computes. The time of reading stored positions is also learned separately.
 
 No clock and no randomness: the same steps and seconds give the same numbers on every machine. Knows plans, but neither
-sequences nor what anybody wants of a step.
+sequences nor how long a step should take.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ FEW = 4
 
 _FORGETTING = 1 / 32
 _UNDRAFTED = 32
-"""After `_UNDRAFTED` steps without drafts in a row, what is known of their price becomes less by this share in each."""
+"""After `_UNDRAFTED` steps in a row without drafts, each further one lowers what is known of their price by this share.
+"""
 
 _ONLY_DRAFTED = 4
-"""After so many steps with drafts in a row, more of them correct what the rest of a step takes. Where there are steps
-without, only these do: else the rest would seem to take what having drafts costs."""
+"""After so many steps in a row with drafts, further ones correct what the rest of a step takes. Before that, only steps
+without drafts do: otherwise the rest would seem to take what having drafts costs."""
 
 _MOST_FOR_ANY = 4
-"""Having drafts costs as much as so many positions of a prompt at most, however slow a few steps were."""
+"""Having drafts costs at most as much as so many positions of a prompt, however slow a few steps were."""
 
 
 class Decoding(NamedTuple):
-    """What a step computes beside chunks.
+    """What a step computes besides chunks.
 
     Attributes:
         steps: 1: the step itself.
@@ -61,8 +62,8 @@ class Chunks(NamedTuple):
     """What a step computes of prompts.
 
     Attributes:
-        positions: that it computes.
-        pairs: of such a position and one that it looks back at.
+        positions: number of positions that it computes.
+        pairs: number of pairs of such a position and one that it looks back at.
     """
 
     positions: float = 0.0
@@ -75,7 +76,7 @@ class Amounts(NamedTuple):
     Attributes:
         starts: where the rows that decode begin.
         decoding: the amounts of these rows.
-        chunks: those of prompts.
+        chunks: the amounts of prompts.
         drafts: positions of guessed tokens.
     """
 
@@ -115,12 +116,12 @@ _ONE = (1.0,)
 
 
 def chunk_of(start: int, count: int, window: int | None) -> Chunks:
-    """What positions `[start, start + count)` of one sequence take.
+    """The amounts of positions `[start, start + count)` of one sequence.
 
     Args:
-        start: the first.
-        count: how many.
-        window: positions that one looks back to at most, itself included; None for all.
+        start: the first position.
+        count: how many positions.
+        window: the most positions that one looks back to, itself included; None for all.
     """
     back = start + count / 2
     return Chunks(count, count * (back if window is None else min(back, window)))
@@ -138,8 +139,8 @@ class StepTimes:
 
     Attributes:
         knows_chunks: whether a step with a chunk was measured.
-        error: by how much the last step that was to be learned was foreseen wrongly, as a share of what it took; None
-            if nothing was learned of it, or nothing was known before.
+        error: error of the predicted time of the last step given to `learn`, as a share of the time that it took; None
+            if nothing was learned from it, or nothing was known before.
         foreseen: seconds that the last step was expected to take, without a draft model's work and what it read; 0.0
             if nothing was known.
     """
@@ -188,7 +189,7 @@ class StepTimes:
         return self._guessing.of((passes, positions))
 
     def learn_guessing(self, work: GuessWork) -> None:
-        """A draft model took this long. Nothing is learned unless the time is positive and finite."""
+        """Learn how long a draft model took. Nothing is learned unless the time is positive and finite."""
         if 0.0 < work.seconds < float("inf") and work.passes:
             self._guessing.learn((float(work.passes), float(work.positions)), work.seconds, 0.0)
 
@@ -197,7 +198,7 @@ class StepTimes:
         return self._reading.of((positions,))
 
     def learn_reading(self, positions: float, seconds: float) -> None:
-        """Reading so many took this long. Nothing is learned unless both are positive, and the time is finite."""
+        """Learn how long reading took. Nothing is learned unless both are positive, and the time is finite."""
         if positions > 0 and 0.0 < seconds < float("inf"):
             self._reading.learn((positions,), seconds, 0.0)
 
@@ -258,9 +259,9 @@ class StepTimes:
         return self.of(self.decoding(starts)._replace(steps=0.0)) / len(starts) if starts else 0.0
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """The plan took this long. Nothing is learned unless the time is positive and finite.
+        """Learn how long a plan took. Nothing is learned unless the time is positive and finite.
 
-        Nor from a plan that draws nothing: some devices return before they have computed it.
+        Nor is anything learned from a plan that draws nothing: some devices return before they have computed it.
         """
         self.error = None
         step = self.amounts(plan)
@@ -277,10 +278,10 @@ class StepTimes:
             self._steps.learn((*step.decoding, *step.chunks), seconds, self._of_drafts(step))
 
     def _learn_price(self, starts: list[int], drafts: int, seconds: float, of_rows: float) -> None:
-        """A decoding step took this long, of which its rows are expected to take `of_rows`.
+        """Learn the price of drafts from a decoding step, of whose `seconds` its rows are expected to take `of_rows`.
 
-        While drafts are too expensive to be computed nothing is seen of them, and the price of one falls to that of a
-        position of a prompt again.
+        While drafts are too expensive to be computed, none are measured, and the price of one returns to that of a
+        position of a prompt.
         """
         rows = len(starts).bit_length()
         if drafts:

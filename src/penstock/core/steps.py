@@ -21,7 +21,7 @@ class PlanBuilder:
     """A plan in the making: the remaining token budget, and what was decided so far. Owned by `Scheduler.plan`.
 
     Attributes:
-        limit: on the time that prompts take; None for none.
+        limit: the limit on the time that prompts take; None for no limit.
         reserved: part of the budget kept for decoding sequences that have no row yet.
         left_out: tenants whose running sequences have no row in it.
         restores: blocks that may still be read from the store.

@@ -1,8 +1,8 @@
 """Which sequence made a step fail as a whole: a step that raises does not say which row was to blame.
 
 Every sequence with a row in it is a suspect. A suspect is computed alone until it draws its next token, which acquits
-it. A suspect that makes a step fail alone is guilty. So one bad request costs at most two steps, and no other request
-its answer.
+it. A suspect that makes a step fail alone is guilty. So one bad request costs at most two steps, and costs no other
+request its answer.
 
 If the runner was killed from outside, only a sequence that was there three times without drawing a token in between is
 suspected (the system also kills what takes too much memory). Then a bad request costs at most six steps.

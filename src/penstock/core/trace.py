@@ -1,11 +1,11 @@
 """The trace: everything that went into a scheduler and every plan that came out, as JSON lines.
 
 One record a line, `{"<kind>": <body>, "at": <seconds>}`. The first is the header; `submit`, `abort`, `reset`, `drop`,
-`fail`, `drafts`, `stored` and `result` are inputs; each `plan` is what the scheduler answered, `drafts` what the next
-plan was given, `drop` that the plans in flight were taken back, `fail` that they were because one of them failed as a
-whole. Plans and results stand in the order in which they were made and committed, so that `core.replaying` can make
-every plan again. `at` is when it happened, by the clock of arrival times; no decision depends on it, and a trace that
-was made without a clock has none.
+`fail`, `drafts`, `stored` and `result` are inputs; each `plan` is the scheduler's answer. `drafts` holds what the next
+plan was given; `drop` means that the plans in flight were taken back, `fail` that they were taken back because one of
+them failed as a whole. Plans and results stand in the order in which they were made and committed, so that
+`core.replaying` can make every plan again. `at` is when it happened, by the clock of arrival times; no decision depends
+on it, and a trace that was made without a clock has none.
 
 Decides the file format. Knows no files: it takes and gives lines. Every value survives the round trip exactly.
 """
@@ -186,7 +186,7 @@ class Recorded(NamedTuple):
     Attributes:
         line: its number, from 1.
         value: what was recorded.
-        at: when, in seconds by the clock of arrival times; None if nobody had a clock.
+        at: when, in seconds by the clock of arrival times; None if there was no clock.
     """
 
     line: int
@@ -198,7 +198,7 @@ class TraceReader:
     """Iterates over a trace's records, the header first.
 
     Args:
-        lines: of the trace.
+        lines: the lines of the trace.
 
     Raises:
         ConfigError: while iterating: the trace is corrupt or of another version; the message names the line. A last

@@ -48,7 +48,7 @@ class QueueParts(NamedTuple):
 
 
 class TenantLoad(NamedTuple):
-    """What a tenant has at one moment.
+    """A tenant's running and waiting sequences at one moment.
 
     Attributes:
         running: sequences that hold a slot.
@@ -115,7 +115,7 @@ class WaitingQueue(Protocol):
         ...
 
     def stopped(self, seq: Seq) -> None:
-        """`seq` runs no more."""
+        """`seq` no longer runs."""
         ...
 
     def charge(self, seq: Seq) -> None:

@@ -1,7 +1,7 @@
 """Drafters (`contract.ports.Drafter`): they guess the next tokens from text that was seen before.
 
-A right guess saves steps; no answer depends on a guess, so a wrong one never shows to a caller. The core decides how
-many of a guess's tokens are computed (`core.draft_lengths`). Uses the standard library alone.
+A right guess saves steps. No answer depends on a guess, so a caller never sees a wrong one. The core decides how many
+of a guess's tokens are computed (`core.draft_lengths`). Uses only the standard library.
 """
 
 from penstock.drafters.suffix_drafter import SuffixDrafter

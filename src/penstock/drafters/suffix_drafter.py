@@ -1,10 +1,10 @@
 """Guesses that a sequence goes on as it did before, or as an earlier answer to the same caller did.
 
-If an answer's grammar foresees tokens, those come first, and the guess follows them.
+If an answer's grammar foresees tokens, they come first, and the guess follows them.
 
 Needs no model, and is right where answers repeat something: an edited file, a summary with quotations, records of one
-form, an agent's turns. One caller's answers are never guesses for another: a right guess makes an answer faster, and
-the timing would give them away. Owned by the engine's thread.
+form, an agent's turns. One caller's answers are never used to guess another's: a right guess makes an answer faster,
+and the timing would reveal them. Owned by the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from penstock.drafters.suffix_index import GRAM, LONGEST, TOKEN_BYTES, SuffixInd
 __all__ = ["SuffixDrafter"]
 
 _LONGEST_INDEXED = 16_384
-"""Tokens of a sequence, the latest, that are indexed when it is first seen: `TOKEN_BYTES` each, 5 ms for all."""
+"""How many of a sequence's latest tokens are indexed when it is first seen: `TOKEN_BYTES` each, 5 ms for all."""
 
 _REMEMBERED = 16_384
 """Most tokens of earlier answers kept per caller; before they exceed twice as many, all but the latest are dropped."""
 
 _CALLERS = 64
-"""Number of callers, the latest, whose earlier answers are kept."""
+"""Number of callers whose earlier answers are kept: the latest ones."""
 
 
 class SuffixDrafter:
     """See the module, and `contract.ports.Drafter`.
 
     Args:
-        most_bytes: memory for earlier answers, of all callers together.
+        most_bytes: memory for the earlier answers of all callers together.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -42,9 +42,9 @@ class SuffixDrafter:
         self._recent: OrderedDict[str, SuffixIndex] = OrderedDict()  # by scope, the latest last
 
     def draft(self, sequence: Draftable) -> tuple[Draft, ...]:
-        """The foreseen tokens of the sequence, then what followed an earlier occurrence of the end of both.
+        """The foreseen tokens, then what followed an earlier occurrence of the sequence's end with these tokens.
 
-        The longest match wins; it is looked for in the sequence itself and, if longer there, in earlier answers.
+        The longest match wins, in the sequence itself or in earlier answers; among equals, the sequence's own.
         """
         live = self._live.get(sequence.seq_id)
         if live is None:

@@ -2,7 +2,7 @@
 
 SAM decoding (Hu et al. 2024) and SuffixDecoding (Oliaro et al. 2024) use suffix automata and suffix trees for this.
 Here it is a table from every two consecutive tokens to their last occurrence, with a link from each occurrence to the
-one before: it costs one entry per token, is dropped as a whole to forget, and the few occurrences found are compared
+one before. It costs one entry per token, and forgetting drops it as a whole; the few occurrences found are compared
 token by token for the longest match. Knows no requests and no text.
 """
 
@@ -16,19 +16,19 @@ __all__ = ["GRAM", "LONGEST", "TOKEN_BYTES", "Match", "SuffixIndex"]
 
 GRAM = 2
 """Consecutive tokens that must match. Two may match by chance, but such guesses were right more often than not in the
-answers that were looked at, and whoever uses a guess knows the length of its match."""
+answers that were examined, and the user of a guess knows the length of its match."""
 
 _PLACES = 16
 """Occurrences that are compared, latest first."""
 
 LONGEST = 64
-"""Most tokens that are compared; the latest occurrence that matches in all of them is taken."""
+"""Most tokens that are compared; the latest occurrence that matches in this many is taken."""
 
 
 _PLACE_BYTES = 80
 _GRAM_BYTES = 118
-"""What CPython takes for a token: its places in two lists 16, two integers 64. And for two tokens that are new: a tuple
-56, an entry of the dictionary 36 to 62."""
+"""Bytes that CPython takes for a token: its places in two lists 16, two integers 64; and for a pair of tokens that is
+new: a tuple 56, an entry of the dictionary 36 to 62."""
 
 TOKEN_BYTES = _PLACE_BYTES + _GRAM_BYTES
 """Most bytes that a token of an index takes."""
@@ -47,7 +47,7 @@ class Match(NamedTuple):
 
 
 class SuffixIndex:
-    """Tokens in which the ends of sequences are looked for; only grows."""
+    """Tokens that are searched for the ends of sequences; only grows."""
 
     __slots__ = ("_earlier", "_last", "tokens")
 
@@ -72,9 +72,9 @@ class SuffixIndex:
             last[gram] = end
 
     def match(self, tokens: Sequence[int]) -> Match | None:
-        """The occurrence that matches most tokens at the end of `tokens`, the latest of equals; None if there is none.
+        """The occurrence that matches most tokens at the end of `tokens`, among equals the latest; None if none does.
 
-        If `tokens` is the index's own list, its end itself does not count.
+        If `tokens` is the index's own list, the end itself does not count.
         """
         if len(tokens) < GRAM:
             return None
@@ -94,9 +94,9 @@ class SuffixIndex:
         return best
 
     def after(self, end: int, count: int) -> tuple[int, ...]:
-        """`count` tokens from index `end` on, those that follow it repeated if too few; () if none follows.
+        """`count` tokens from index `end` on, repeated if fewer follow; () if none follows.
 
-        So a sequence that repeats itself is guessed beyond its known tokens.
+        Repeating them guesses a sequence that repeats itself beyond its known tokens.
         """
         following = self.tokens[end : end + count]
         if not following:

@@ -1,4 +1,4 @@
-"""Joins core, text and a runner: an engine to step by hand, a thread that steps it, and a client to talk to it."""
+"""Joins core, text and a runner: an engine stepped by hand, a thread that steps it, and a client to talk to it."""
 
 from penstock.engine.adapter_folder import AdapterFolder
 from penstock.engine.admission import QueueLimits

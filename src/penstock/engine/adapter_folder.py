@@ -1,6 +1,6 @@
-"""The operator's folder of adapters: what a request to load one may name.
+"""The operator's folder of adapters: which paths a request to load an adapter may name.
 
-Decides that a path which comes from a request stays in the folder: links and `..` are followed first.
+Decides that a path from a request must lead into the folder, checked after links and `..` are resolved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class AdapterFolder:
     """A folder of adapters.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: the path is not a usable folder.
     """
 
     def __init__(self, folder: str) -> None:
@@ -31,8 +31,8 @@ class AdapterFolder:
         """The real path of an adapter, from a path that is absolute or begins in the folder.
 
         Raises:
-            InvalidParameter: it is not in the folder, or nothing is there. Both have one answer, so that nobody learns
-                from it what exists elsewhere.
+            InvalidParameter: the path is not in the folder, or nothing is there. Both cases give the same answer, so
+                that it does not reveal what exists elsewhere.
         """
         refusal = InvalidParameter("lora_path", "lora_path must be a directory or a .gguf file below --lora-dir.")
         if not path or "\0" in path:

@@ -1,7 +1,7 @@
-"""Which adapters requests may name: those that are loaded, and are not to be unloaded.
+"""Which adapters requests may name: those that are loaded and not about to be unloaded.
 
-Decides which names are taken and how many there may be. Does not load anything. Owned by the engine's thread, which
-alone changes it; every other thread may read `known`.
+Decides which names are taken and how many adapters there may be. Does not load anything. Owned by the engine's thread:
+only this thread changes it; every other thread may read `known`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class AdapterBook:
         most: how many may be loaded at once; 0 for a model that takes none.
 
     Attributes:
-        known: the adapters that requests may name. Never changed: replaced when one comes or goes.
+        known: the adapters that requests may name. Immutable: replaced when an adapter is loaded or retired.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.known: Mapping[str, AdapterFacts] = MappingProxyType({})
-        self._retired: dict[str, list[Callable[[], None]]] = {}  # loaded still, with who waits for their end
+        self._retired: dict[str, list[Callable[[], None]]] = {}  # still loaded, with callbacks for their unloading
 
     @property
     def retiring(self) -> bool:
@@ -42,7 +42,7 @@ class AdapterBook:
         """Make sure that an adapter of this name may be loaded.
 
         Raises:
-            RequestError: it may not.
+            RequestError: it may not be loaded.
         """
         if not self.most:
             message = "This server takes no adapters; start it with --lora NAME=DIRECTORY or --lora-dir DIRECTORY."
@@ -57,7 +57,7 @@ class AdapterBook:
             raise RequestError(message, code="too_many_adapters")
 
     def add(self, facts: AdapterFacts) -> AdapterFacts:
-        """An adapter was loaded; returns what is known of it."""
+        """Note that an adapter was loaded; returns its facts with the time of loading."""
         facts = replace(facts, created=int(time.time()))
         self.known = MappingProxyType({**self.known, facts.name: facts})
         return facts
@@ -66,7 +66,7 @@ class AdapterBook:
         """Make sure that a sequence's adapter is the one that it was resolved with.
 
         Raises:
-            UnknownModel: it was unloaded meanwhile.
+            UnknownModel: the adapter was unloaded meanwhile.
         """
         if not sequence.adapter:
             return
@@ -78,7 +78,7 @@ class AdapterBook:
         """Let no more requests name an adapter; `gone` is called when it is unloaded, or when the engine ends.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no adapter has this name.
         """
         if name in self._retired:
             self._retired[name].append(gone)
@@ -93,11 +93,11 @@ class AdapterBook:
         return [name for name in self._retired if name not in used]
 
     def remove(self, name: str) -> None:
-        """A retired adapter was unloaded."""
+        """Note that a retired adapter was unloaded."""
         for gone in self._retired.pop(name):
             gone()
 
     def close(self) -> None:
-        """The engine ends: nobody waits any longer."""
+        """Call all callbacks that wait for an unloading: the engine ends."""
         for name in list(self._retired):
             self.remove(name)

@@ -21,17 +21,17 @@ from penstock.engine.retry_after import LONGEST, EndRate
 __all__ = ["Admission", "QueueLimits"]
 
 _SHORT = SequenceRequest("", (0,))
-"""The least that anybody could ask for."""
+"""The smallest possible request."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait.
+    """How much may wait.
 
     Attributes:
-        sequences: the most. If tenants have shares, each has a part of it, and one part is kept free for newcomers.
-        tokens: the most in all; an empty queue takes a request of any length.
-        seconds: the longest estimated wait until the prompt of a newcomer is read; 0 for any.
+        sequences: the most sequences. If tenants have shares, each has a part, and one part is kept free for newcomers.
+        tokens: the most tokens in all; an empty queue takes a request of any length.
+        seconds: the longest estimated wait until the prompt of a new request is read; 0 for no limit.
     """
 
     sequences: int = sys.maxsize
@@ -42,13 +42,13 @@ class QueueLimits:
         """Make sure that `part` has room for `sequences` more sequences with `tokens` tokens together.
 
         Args:
-            part: of the newcomer's tenant.
+            part: the part of the queue that belongs to the new request's tenant.
             sequences: number of new sequences.
-            tokens: of all of them together.
+            tokens: number of tokens of all new sequences together.
             seconds_per_end: time until a running sequence ends, on average; for `Retry-After`.
 
         Raises:
-            Overloaded: it has no room.
+            Overloaded: the part has no room.
         """
         most_sequences, most_tokens = self.sequences // part.parts, self.tokens // part.parts
         whose = "the queue takes" if part.parts == 1 else "your part of the queue takes"
@@ -66,7 +66,7 @@ class Admission:
 
     Args:
         scheduler: owner of the queue; only read.
-        limits: of that queue.
+        limits: limits of that queue.
     """
 
     def __init__(self, scheduler: Scheduler, limits: QueueLimits) -> None:
@@ -82,7 +82,7 @@ class Admission:
         """Make sure that the request may wait.
 
         Raises:
-            Overloaded: it may not; says why and when to try again.
+            Overloaded: it may not wait; says why, and when to try again.
         """
         part = self._scheduler.queue_part(resolved.tenant)
         self._limits.check(part, len(resolved.sequences), resolved.num_tokens, self._seconds_until(1))
@@ -94,7 +94,7 @@ class Admission:
         return self._scheduler.queue_parts(), self._seconds_until(1)
 
     def waiting_seconds(self) -> tuple[float, float]:
-        """Seconds until all accepted prompts are read, and until a short request that came now would be begun."""
+        """Seconds until all accepted prompts are read, and until a short request that came now would be started."""
         backlog = self._scheduler.backlog(_SHORT)
         return backlog.seconds, max(backlog.seconds, self._seconds_until(backlog.ends))
 
@@ -108,7 +108,7 @@ class Admission:
             raise _overloaded(RefusalCause.OWN_TIMEOUT, f"{beginning}, and it may take {own:g} s in all.", wait - own)
 
     def _wait(self, resolved: ResolvedRequest) -> float:
-        """Seconds until it begins: until all ahead of it is read and enough running sequences have ended."""
+        """Seconds until a request starts: until all prompts ahead of it are read and enough sequences have ended."""
         backlog = self._scheduler.backlog(resolved.sequences[0])
         return max(backlog.seconds, self._seconds_until(backlog.ends))
 

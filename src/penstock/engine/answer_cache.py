@@ -1,8 +1,8 @@
-"""Answers that were computed, for requests that would be answered the same.
+"""Keeps computed answers for requests that would get the same answer again.
 
-An answer is a function of its request and of what a certificate names, so whatever is found here is what would be
-computed, bit for bit. Kept are whole answers whose request said all: greedy ones, and random ones with a seed of their
-caller's. A tenant finds its own answers alone.
+An answer is a function of its request and of what a certificate names, so a cached answer is what would be computed,
+bit for bit. Only whole answers are kept whose requests leave nothing to chance: greedy ones, and random ones whose
+caller gave a seed. A tenant finds only its own answers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from penstock.text import ReplyReader
 __all__ = ["ENTRY_BYTES", "AnswerCache", "AnswerLookup", "CachedAnswers"]
 
 ENTRY_BYTES = 512
-"""About what an answer takes beside its messages, with CPython 3.11: its key, its place in the order, its time."""
+"""Approximate bytes of an answer beside its messages, with CPython 3.11: its key, its place in the order, its time."""
 _PIECE = 64
-"""Outputs in a message: what is decoded at once, for a reader who may be slow."""
+"""Outputs per message. A message is decoded as a whole, and its reader may be slow."""
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
@@ -45,14 +45,14 @@ class _Entry(NamedTuple):
 
 
 class AnswerCache:
-    """Answers by key; the one that was wanted least recently makes room. Confined to one event loop.
+    """Holds answers by key; evicts the least recently used one. Confined to one event loop.
 
     Args:
-        most_bytes: the most that all of them take.
+        most_bytes: maximum bytes of all answers together.
 
     Attributes:
-        bytes: what they take now.
-        evicted: how many have made room.
+        bytes: bytes of all answers now.
+        evicted: number of answers evicted so far.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -65,7 +65,7 @@ class AnswerCache:
         return len(self._entries)
 
     def find(self, key: bytes, since: float) -> tuple[tuple[bytes, ...], float] | None:
-        """The messages kept under a key, and since when; None if there are none, or they are older than `since`."""
+        """The messages under a key, and when they were kept; None if there are none, or they are older than `since`."""
         entry = self._entries.get(key)
         if entry is None or entry.at < since:
             return None
@@ -73,7 +73,7 @@ class AnswerCache:
         return entry
 
     def keep(self, key: bytes, messages: tuple[bytes, ...], now: float) -> None:
-        """Keep an answer, in place of the one before it. One that is larger than the cache is not kept."""
+        """Keep an answer, in place of any under the same key. An answer larger than the cache is not kept."""
         self._drop(key)
         entry = _Entry(messages, now)
         if entry.bytes > self.most_bytes:
@@ -91,12 +91,12 @@ class AnswerCache:
 
 
 class CachedAnswers:
-    """The answers of one model in a cache, which other models may share.
+    """The answers of one model, in a cache that other models may share.
 
     Args:
-        cache: where they are.
-        certifying: what they depend on beside their requests.
-        clock: the engine's.
+        cache: where the answers are.
+        certifying: what the answers depend on beside their requests.
+        clock: the engine's clock.
     """
 
     def __init__(self, cache: AnswerCache, certifying: Certifying, clock: Clock) -> None:
@@ -107,7 +107,7 @@ class CachedAnswers:
         self._contract = _encode(astuple(certifying.contract))
 
     def look_up(self, request: EngineRequest, resolved: ResolvedRequest) -> AnswerLookup | None:
-        """Look for the answer to a request; None if nobody could know it before it is computed."""
+        """Look for the answer to a request; None if the request leaves something to chance."""
         if not _says_all(request):
             return None
         self.queries += 1
@@ -116,18 +116,18 @@ class CachedAnswers:
         return lookup
 
     def use(self) -> AnswerCacheUse:
-        """What came of it so far."""
+        """How much the cache was used so far."""
         return AnswerCacheUse(self.queries, self.hits, self.cache.bytes, self.cache.evicted)
 
     def _key(self, request: EngineRequest, resolved: ResolvedRequest) -> bytes:
-        """A hash of all that the outputs depend on, and of who may see them."""
+        """A hash of everything that the outputs depend on, and of who may see them."""
         seen = resolved.sequences[0].sampling.entries, resolved.echo, resolved.certified, resolved.prompt_text
         whole = (self._contract, request.tenant, request.cache_salt, seen, certified_request(resolved))
         return hashlib.sha256(_encode(whole)).digest()
 
 
 class AnswerLookup:
-    """One request's answer: found, or to be kept when it is complete. Owned by the stream of its outputs."""
+    """One request's answer: found in the cache, or kept when it is complete. Owned by the stream of its outputs."""
 
     def __init__(self, answers: CachedAnswers, key: bytes, request: EngineRequest, resolved: ResolvedRequest) -> None:
         self._answers = answers
@@ -147,11 +147,11 @@ class AnswerLookup:
         return self._found is not None
 
     def told(self) -> CacheLookup:
-        """What is said of it before the answer."""
+        """The output that precedes the answer: how old the cached answer is, or that there is none."""
         return CacheLookup(None if self._found is None else self._now - self._found[1])
 
     def pieces(self) -> Iterator[list[Output]]:
-        """The answer that was found, as if it was computed; how long it took, and the ids of calls, are its own."""
+        """The cached answer, as if it was computed now: its times, and the ids of its calls, are this request's."""
         assert self._found is not None, "the answer was not found"
         for message in self._found[0]:
             yield list(map(self._own, read_outputs(message)))
@@ -167,7 +167,7 @@ class AnswerLookup:
         return output
 
     def note(self, output: Output) -> None:
-        """The next output of an answer that is computed; the last one has it kept."""
+        """Take the next output of an answer that is computed; after the last output the answer is kept."""
         if not self._keep:
             return
         if isinstance(output, ChoiceFinished):
@@ -186,7 +186,7 @@ class AnswerLookup:
 
 
 def _says_all(request: EngineRequest) -> bool:
-    """Whether a request generates tokens, and nothing of them is left to chance."""
+    """Whether a request generates tokens and leaves nothing about them to chance."""
     greedy = request.sampling.get("temperature", 1.0) == 0
     return request.embedding is None and (greedy or request.sampling.has("seed"))
 

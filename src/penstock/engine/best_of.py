@@ -24,7 +24,7 @@ class BestOfRanker:
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: Output) -> list[Output]:
-        """The outputs to pass on after `output`: nothing of the choices until the request is finished."""
+        """The outputs to pass on after `output`: none from the choices until the request is finished."""
         match output:
             case ChoiceDelta(choice):
                 before = self._deltas.get(choice)

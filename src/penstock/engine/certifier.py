@@ -1,7 +1,7 @@
-"""Certificates of what the engine answers: the request as it is certified, and the answer as it comes.
+"""Certifies the engine's answers: turns a request into the form that is certified, and collects its answer.
 
-Decides what of a request an answer depends on. Left out is what only its own caller sees: ids, tenants, priorities,
-the scores of the prompt, and how many alternatives to a token are shown, on which its log probability does not depend.
+Decides which parts of a request its answer depends on. Left out is what only the caller sees: ids, tenants, priorities,
+the scores of the prompt, and how many alternatives to a token are shown: log probabilities do not depend on that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["WHOLE", "Certifier", "certified_request", "resolved_request"]
 
 _SAMPLING = frozenset(each.field for each in PARAMETERS if each.home is Home.SPEC) - {"prompt_logprobs"}
 WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.REPETITION, FinishReason.TOOL_CALLS})
-"""How choices end whose end follows from the request."""
+"""The finish reasons of choices whose end follows from the request."""
 
 
 class Certifier:
@@ -52,7 +52,7 @@ class Certifier:
         self._ends: dict[int, ChoiceFinished] = {}
 
     def take(self, output: Output) -> Output:
-        """The output as it is to be passed on: the last one with the certificate, unless the request was aborted."""
+        """The output to pass on: the last one has the certificate, unless the request was aborted."""
         match output:
             case ChoiceDelta(choice, _, tokens):
                 trail = self._trails[choice]
@@ -81,7 +81,7 @@ class Certifier:
 
 
 def certified_request(resolved: ResolvedRequest) -> CertifiedRequest:
-    """All that the answer to a request depends on beside the model."""
+    """Everything that the answer to a request depends on beside the model."""
     first, reader = resolved.sequences[0], resolved.reader
     sampling = first.sampling.without("prompt_logprobs").put("logprobs", 0)
     return CertifiedRequest(
@@ -107,19 +107,19 @@ def resolved_request(
     grammars: Grammars,
     adapters: Mapping[str, AdapterFacts],
 ) -> ResolvedRequest:
-    """The request of a certificate, to be computed again. It is held to the limits of the model, for anybody wrote it.
+    """The request of a certificate, to be computed again. Anybody may have written it, so the model's limits apply.
 
     Args:
-        request: what is certified.
+        request: the certified request.
         request_id: its id from now on.
-        text: the model's.
-        card: the model's.
-        grammars: judges its grammar.
-        adapters: those that are loaded.
+        text: the model's text side.
+        card: the model's card.
+        grammars: checks its grammar.
+        adapters: the adapters that are loaded.
 
     Raises:
         BadCertificate: the model cannot have been asked this.
-        ConfigError: it may have been, where there was more room.
+        ConfigError: the model may have been asked this, by an engine with more room.
         RequestError: its grammar cannot be served.
     """
     _check(request, card)
@@ -150,7 +150,7 @@ def resolved_request(
 
 
 def _check(request: CertifiedRequest, card: ModelCard) -> None:
-    """Make sure that a request's sizes and token ids are the model's."""
+    """Make sure that a request's sizes and token ids suit the model."""
     if not 1 <= request.choices <= request.candidates:
         raise BadCertificate(f"it answers {request.choices} choices of {request.candidates}")
     if not request.prompt or request.stop.max_tokens < 1:

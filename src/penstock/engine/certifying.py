@@ -1,4 +1,4 @@
-"""What a certificate says of the model: the contract of its answers, with the vocabulary that its text side has."""
+"""What a certificate says about the model: the contract of its answers, including the vocabulary of its text side."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Certifying:
     """Certifies the answers of one model. Usable from any thread.
 
     Args:
-        contract: of the model as it is computed, without its tokenizer.
-        text: the model's.
+        contract: the contract of the model as it is computed, without its tokenizer.
+        text: the model's text side.
     """
 
     def __init__(self, contract: AnswerContract, text: TextModel) -> None:
@@ -26,7 +26,7 @@ class Certifying:
 
     @cached_property
     def contract(self) -> AnswerContract:
-        """The whole contract. The first time takes a tenth of a second for a large vocabulary."""
+        """The whole contract. The first call takes a tenth of a second for a large vocabulary."""
         return replace(self._bare, tokenizer=_vocabulary_digest(self._tokenizer))
 
 

@@ -41,20 +41,20 @@ class Choice:
         self._rules = rules
         self._named = reader is not None and reader.rules.tool_use is ToolUse.NAMED
         self._parser = reader.parser(seq_id) if reader is not None else None
-        self._reasoning_starts: list[int] = []  # where each token began that may be reasoning
+        self._reasoning_starts: list[int] = []  # where each token began, if it may be reasoning
         self._told_tokens = 0
         self._told_reasoning = 0
         spelled: frozenset[int] = reader.spelled if reader is not None else frozenset()
         self._detokenizer = Detokenizer(tokenizer, spelled=spelled, prompt=prompt)
         self._scanner = StopStrings(rules.strings, include=rules.include_stop_string)
         self._plain = not rules.strings and self._parser is None  # then nothing is ever held back
-        self._pending: deque[TokenPiece] = deque()  # not let out yet
+        self._pending: deque[TokenPiece] = deque()  # not released yet
         self._decoded = 0  # characters decoded so far
-        self._released = 0  # characters let out so far
+        self._released = 0  # characters released so far
 
     @property
     def ended(self) -> bool:
-        """Whether a stop string, or the only call that was wanted, ended the choice."""
+        """Whether the choice was ended by a stop string, or by a call where only one was wanted."""
         return self.matched is not None or (self._parser is not None and self._parser.ended)
 
     @property
@@ -63,7 +63,7 @@ class Choice:
         return bisect_left(self._reasoning_starts, self._parser.reasoning_end) if self._parser is not None else 0
 
     def reason(self, reason: FinishReason) -> FinishReason:
-        """Why the choice ended, given why its sequence did: a stop after calls is reported as calls."""
+        """Why the choice ended, given why its sequence ended: a stop after calls is reported as calls."""
         called = self._parser is not None and self._parser.called and not self._named
         return FinishReason.TOOL_CALLS if called and reason is FinishReason.STOP else reason
 
@@ -120,7 +120,7 @@ class Choice:
         return delta.then(ChoiceDelta(self.index, rest.text, (), rest.reasoning, self._placed(rest.calls)))
 
     def _placed(self, calls: tuple[CallPiece, ...]) -> tuple[CallPiece, ...]:
-        """The pieces, the first of each call with the number of tokens released so far."""
+        """The pieces; the first piece of each call gets the number of tokens released so far."""
         return tuple(replace(call, tokens_before=self._told_tokens) if call.id else call for call in calls)
 
     def _newly_reasoning(self, tokens: Sequence[TokenPiece]) -> int:

@@ -37,7 +37,7 @@ def _do_nothing(_: Engine) -> None:
 
 
 def _set(event_loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event from the engine's thread; nobody waits for it if its loop is closed."""
+    """Set an event from the engine's thread; if its loop is closed, nobody waits for the event."""
     with suppress(RuntimeError):
         event_loop.call_soon_threadsafe(event.set)
 
@@ -49,9 +49,9 @@ class LocalClient:
         intake: resolves requests.
         loop: runs the engine.
         profiles: where profiles are written; None if they are not allowed.
-        room: bounds what waits for readers, which must then all be on one event loop; None for no bound.
-        adapters: the folder that adapters may be loaded from; None for no such folder.
-        answers: where `generate` keeps and finds answers; None for nowhere.
+        room: bounds the unread outputs; all readers must then be on one event loop. None for no bound.
+        adapters: the folder that adapters may be loaded from; None if requests may not load any.
+        answers: where `generate` keeps and finds answers; None for no answer cache.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class LocalClient:
         if lookup is not None:
             yield lookup.told()
             if lookup.hit:
-                self._intake.take_abort(request.id)  # it has ended, whoever aborted it meanwhile
+                self._intake.take_abort(request.id)  # it ends here, aborted meanwhile or not
                 for piece in lookup.pieces():
                     for output in piece:
                         yield output
-                    await asyncio.sleep(0)  # others want the event loop too
+                    await asyncio.sleep(0)  # let other tasks use the event loop
                 return
         queue = self._submit(resolved)
         try:
@@ -205,7 +205,7 @@ class LocalClient:
         return shares[0]
 
     async def waiting_seconds(self) -> tuple[float, float]:
-        """How long a request that came now would wait: until all accepted prompts are read, and until it is begun.
+        """How long a request that came now would wait: until all accepted prompts are read, and until it is started.
 
         Raises:
             EngineDead: the engine is dead.
@@ -215,7 +215,7 @@ class LocalClient:
         return found[0]
 
     async def _run(self, work: Callable[[Engine], None]) -> None:
-        """Run something on the engine's thread between two steps, and wait for it."""
+        """Run `work` on the engine's thread between two steps, and wait for it."""
         event_loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = event_loop.create_future()
         self._loop.run_between_steps(EngineCall(work, done, event_loop))

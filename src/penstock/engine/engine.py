@@ -1,10 +1,10 @@
 """The engine, stepped by its caller: one file, because scheduler, runner and text must see all events in one order.
 
-These are the events in a request's life: submitted, stepped, finished, failed, aborted.
-One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the next plan is
-made and started before waiting for the result of this one. A failure that belongs to one request (its logits, its
-text) ends that request alone. A step that fails as a whole is taken back and computed again, and the guilty request is
-found (`Scheduler.fail_step`). Only a runner whose every step fails leaves the engine dead, and the engine says so.
+The events in a request's life are: submitted, stepped, finished, failed, aborted.
+One `step` is: plan, record, run, commit, and turn token ids into text. With a runner that overlaps, the engine makes
+and starts the next plan before it waits for the result of this one. A failure that belongs to one request (its logits,
+its text) ends only that request. A step that fails as a whole is taken back and computed again, and the guilty request
+is found (`Scheduler.fail_step`). Only a runner whose every step fails leaves the engine dead, and the engine says so.
 Not thread-safe: one owner.
 """
 
@@ -62,8 +62,8 @@ StepOutputs = list[tuple[str, Output]]
 """The outputs of a step in order: (request id, output)."""
 
 _MOST_FAILURES_A_SLOT = 2
-"""Failed steps in a row after which the engine dies, for each sequence that can run at once: finding all guilty ones
-takes no more."""
+"""The engine dies after more failed steps in a row than this, times the sequences that can run at once: finding all
+guilty sequences takes no more."""
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ class Engine:
         clock: the clock of arrival times; without it every duration is measured as 0.
         stored: knows which stored blocks exist, if the scheduler asks for any.
         drafter: guesses next tokens; without it only the runner's own guesses are used.
-        cache_events: is told what enters and leaves the prefix cache, if the scheduler notes it.
-        adapting: loads adapters into the runner: usually the runner itself; None if it takes none.
+        cache_events: publishes what enters and leaves the prefix cache, if the scheduler notes it.
+        adapting: loads adapters into the runner: usually the runner itself; None if the runner takes none.
         most_adapters: how many may be loaded at once.
-        certifying: certifies the answers to requests that want it; None where none does.
+        certifying: certifies the answers to requests that want it; None if answers cannot be certified.
 
     Raises:
         ConfigError: the scheduler would have more plans in flight than the runner takes.
@@ -108,7 +108,7 @@ class Engine:
     Attributes:
         scheduler: makes the decisions; `scheduler.stats` may be read between steps.
         metrics: the measurements.
-        recent_steps: the latest steps, for those who look.
+        recent_steps: the latest steps, for those who want to see what the engine does.
         adapters: the adapters that requests may name; any thread may read it.
         before_waiting: called in each step before the engine waits for a result or, after a failed step, for another
             runner.
@@ -130,7 +130,7 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self._clock = clock or NoClock()
-        self._at = self._clock.now()  # when that happened of which the consequences are drawn
+        self._at = self._clock.now()  # when the event happened that is being handled
         self.metrics = MetricsCollector(self._clock, scheduler.config.max_model_len, scheduler.times)
         self.recent_steps = StepRing()
         self._runner = runner if isinstance(runner, OverlappingRunner) else OneAtATime(runner)
@@ -169,7 +169,7 @@ class Engine:
         return self._profile is not None
 
     def health(self) -> Health:
-        """The present state."""
+        """The engine's state now."""
         numbers = self.scheduler.stats.numbers() | {"steps": self._steps}  # computed ones, not planned ones
         return Health(
             **numbers,
@@ -188,14 +188,14 @@ class Engine:
         return self.metrics.measurements(self.scheduler.stats, config.block_size, config.prefix_caching, adapters)
 
     def tenant_shares(self) -> tuple[TenantShare, ...]:
-        """What each tenant has of the engine now."""
+        """Each tenant's share of the engine now."""
         return self.metrics.tenant_shares(self.scheduler.tenant_loads())
 
     def submit(self, resolved: ResolvedRequest) -> None:
         """Queue all choices of a request, or none.
 
         Raises:
-            RequestError: it can never be served; nothing was queued.
+            RequestError: the request can never be served; nothing was queued.
             EngineDead: the engine is dead.
         """
         if self._death:
@@ -255,7 +255,7 @@ class Engine:
         Raises:
             RequestError: the name cannot be used, or there is no room.
             SetupError: the adapter cannot be used.
-            EngineFault: it could not be loaded; nothing is wrong with it.
+            EngineFault: loading failed, through no fault of the adapter.
         """
         self.adapters.check_name(name)
         if self._adapting is None:
@@ -263,7 +263,7 @@ class Engine:
         return self.adapters.add(self._adapting.load_adapter(name, path))
 
     def unload_adapter(self, name: str, gone: Callable[[], None] = lambda: None) -> None:
-        """Take no more requests for an adapter, and unload it when none that uses it is live; then call `gone`.
+        """Take no more requests for an adapter, and unload it when no live request uses it; then call `gone`.
 
         Raises:
             UnknownModel: no adapter has this name.
@@ -272,7 +272,7 @@ class Engine:
         self._unload_retired()
 
     def _unload_retired(self) -> None:
-        """Unload adapters that were to be, and that no live request uses any more."""
+        """Unload the retired adapters that no live request uses any more."""
         used = {request.resolved.sequences[0].adapter for request in self._requests.values()}
         for name in self.adapters.unused(used):
             if self._adapting is not None:
@@ -283,8 +283,8 @@ class Engine:
         """Record every step from now on. Must be called by the thread that steps.
 
         Raises:
-            RequestError: a profile is running.
-            EngineFault: it could not be started.
+            RequestError: a profile is running already.
+            EngineFault: the profiler could not be started.
         """
         if self.profiled:
             raise RequestError("A profile is running; POST /stop_profile ends it.", code="profile_running")
@@ -295,8 +295,8 @@ class Engine:
         """End the running profile, on the thread that started it. Then it can be written.
 
         Raises:
-            RequestError: none is running.
-            EngineFault: what it recorded is lost.
+            RequestError: no profile is running.
+            EngineFault: what the profile recorded is lost.
         """
         profile = self._profile
         if profile is None:
@@ -308,12 +308,12 @@ class Engine:
     def step(self) -> StepOutputs:
         """Compute one step and return its outputs; nothing if there is no work.
 
-        Ctrl-C (or anything else that is no `Exception`) interrupts the computation: the plans in flight are taken back,
-        and the next step computes their rows again. It is held back while a step is planned and committed.
+        Ctrl-C (or any other exception that is not an `Exception`) interrupts the computation: the plans in flight are
+        taken back, and the next step computes their rows again. Ctrl-C is held while a step is planned and committed.
 
         Raises:
-            EngineDead: the engine was dead before. The step that kills it returns failures instead; so does a failed
-                step, for requests found guilty.
+            EngineDead: the engine was dead before. The step that kills it returns failures instead; a failed step
+                also returns failures, for the requests found guilty.
         """
         if self._death:
             raise EngineDead(self._death)
@@ -358,7 +358,7 @@ class Engine:
         return outputs
 
     def _record_parts(self, profile: Profile | None) -> None:
-        """Let `profile`, if there is one, record each part of a step from now on; without one it costs nothing."""
+        """Have `profile`, if there is one, record each part of a step from now on; None costs nothing."""
         self._profile = profile
         self._plan, self._finish_run, self._commit = self._plan_next, self._runner.finish, self._commit_result
         if profile is not None:
@@ -388,7 +388,7 @@ class Engine:
             self._drafter.forget(seq_id)
 
     def _look_up(self, stored: StoredBlocks) -> None:
-        """Tell the scheduler which blocks are stored of the sequences that may be admitted next."""
+        """Tell the scheduler how many leading blocks are stored, for the sequences that may be admitted next."""
         for seq_id, present, keys in self.scheduler.unsought():
             found = present + stored.leading(keys)
             if found:
@@ -396,7 +396,7 @@ class Engine:
                 self.scheduler.note_stored(seq_id, found)
 
     def _forget_in_flight(self) -> bool:
-        """Take back the plans in flight, of which nobody knows how far they came. Returns whether all KV is lost."""
+        """Take back the plans in flight, however far the runner got with them. Returns whether all KV is lost."""
         self._in_flight.clear()
         lost = self._runner.reset()
         if lost:
@@ -472,7 +472,7 @@ class Engine:
             self.metrics.cache_events(self._cache_events.counts)
 
     def _filter_outputs(self, outputs: StepOutputs) -> StepOutputs:
-        """Withhold the outputs of a request with `best_of` until its choices are ranked, and certify what wants it."""
+        """Withhold the outputs of a request with `best_of` until its choices are ranked; certify answers if wanted."""
         if self._rankers:
             outputs = self._ranked(outputs)
         return self._certified(outputs) if self._certifiers else outputs
@@ -499,7 +499,7 @@ class Engine:
         if isinstance(event, Finished):
             self._forget_drafts(event.seq_id)
         owner = self._owners.get(event.seq_id)
-        if owner is None:  # its choice ended earlier in this very step, by a stop string
+        if owner is None:  # its choice ended earlier in this step, by a stop string
             return []
         request, choice = owner
         try:
@@ -521,7 +521,7 @@ class Engine:
                 case Finished():
                     return self._after_prompt(request, self._finished(request, choice, event))
         except Exception as error:
-            # Not its message: that may hold the text of a prompt or an answer.
+            # Its message is left out: it may hold the text of a prompt or an answer.
             frames = "".join(traceback.format_tb(error.__traceback__))
             log.error("request %s failed outside the model: %s at\n%s", request.id, type(error).__name__, frames)
             return self._fail(request, "the text of this request could not be produced")

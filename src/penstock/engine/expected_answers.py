@@ -1,7 +1,7 @@
-"""Guesses from answers that are known beforehand: those that another engine had begun when it was lost.
+"""Guesses from answers that are known beforehand: answers that another engine had begun when it was lost.
 
-An answer follows from its request, so what was generated once is generated again; a guess that is right costs a
-position of a step in place of a step. A guess that is wrong all the same costs that and changes nothing. Owned by the
+An answer follows from its request, so what was generated once is generated again. A right guess costs one position of
+a step instead of a whole step. Should a guess be wrong, it costs that position and changes nothing. Owned by the
 engine's thread.
 """
 
@@ -15,7 +15,7 @@ __all__ = ["ExpectedAnswers"]
 
 _DRAFTER = "expected"
 _EVIDENCE = 1 << 15
-"""Always the same: how often these guesses are right does not depend on what they say."""
+"""The same for all guesses: how often they are right does not depend on what they say."""
 
 
 class ExpectedAnswers:
@@ -33,7 +33,7 @@ class ExpectedAnswers:
             self._answers[seq_id] = _Answer(tokens)
 
     def draft(self, sequence: Draftable) -> Guess:
-        """See `Drafter.draft`; an answer that went another way, or is longer than what is known, is forgotten."""
+        """See `Drafter.draft`; forgets an answer that went another way, or is longer than the known tokens."""
         answer = self._answers.get(sequence.seq_id)
         if answer is None:
             return ()
@@ -49,7 +49,7 @@ class ExpectedAnswers:
 
 
 class _Answer:
-    """What is known of one answer, and how much of it has come."""
+    """The known tokens of one answer, and how many of them were generated so far."""
 
     __slots__ = ("_come", "_tokens")
 
@@ -58,7 +58,7 @@ class _Answer:
         self._come = 0
 
     def after(self, sequence: Draftable) -> tuple[int, ...]:
-        """The tokens that come next; () if nothing is known any more."""
+        """The tokens that come next; () if no more are known."""
         first, come = sequence.prompt_tokens, len(sequence.tokens) - sequence.prompt_tokens
         new = tuple(sequence.tokens[first + self._come :])
         if new != self._tokens[self._come : come]:

@@ -1,4 +1,4 @@
-"""Counting values into intervals; the intervals are vLLM's where it has such a metric, so that dashboards line up."""
+"""Counts values into intervals: vLLM's intervals if vLLM has such a metric, so that dashboards line up."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HistogramBuilder:
         self._frozen = None
 
     def histogram(self) -> Histogram:
-        """All counted so far; the same object as before when nothing was added."""
+        """All counts so far; the same object as before if nothing was added."""
         if self._frozen is None:
             self._frozen = Histogram(self._edges, tuple(self._counts), self._total)
         return self._frozen

@@ -38,7 +38,7 @@ from penstock.workers import Turns
 __all__ = ["GIANT_CHARS", "Intake", "ResolvedRequest"]
 
 GIANT_CHARS = 64 * 1024
-"""Characters from which a prompt waits its turn to be tokenised: it takes tens of milliseconds or more."""
+"""A prompt of this many characters waits its turn to be tokenised, which takes tens of milliseconds or more."""
 _GIANTS, _GIANTS_OF_A_KEY = 2, 1
 _MOST_WAITING, _MOST_WAITING_OF_A_KEY = 64, 24
 _WAIT_SECONDS = 60.0
@@ -57,9 +57,9 @@ class ResolvedRequest:
         answered: how many choices the caller gets; fewer than are generated with `best_of`.
         echo, max_seconds: as in `EngineRequest`.
         reader: parses answers into reasoning, text and calls; None if they are plain text.
-        expected: for each choice, the tokens that its answer will probably begin with, such as those that an engine
-            that was lost had generated; () if nothing is known. They are guessed first, and change no answer.
-        certified: the answer comes with its certificate, for which all sequences have log probabilities.
+        expected: for each choice, the tokens that its answer will probably begin with, for example those that a lost
+            engine had generated; () if nothing is known. They are guessed first, and change no answer.
+        certified: whether the answer comes with its certificate; all sequences then have log probabilities.
     """
 
     id: str
@@ -84,7 +84,7 @@ class ResolvedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt tokens of all its sequences together."""
+        """Prompt tokens of all sequences together."""
         return self.prompt_tokens * len(self.sequences)
 
     @property
@@ -100,7 +100,7 @@ class Intake:
         draw_seed: gives a fresh seed for a random request without one; from the operating system in production.
         adapters: gives the adapters that requests may name now.
         certifying: certifies answers; None if they cannot be certified.
-        uncertified: why they cannot.
+        uncertified: why answers cannot be certified.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Intake:
         """Render, tokenise, check and complete.
 
         Raises:
-            RequestError: names the field at fault.
+            RequestError: the request cannot be served; names the field at fault.
         """
         self._check_limits(request)
         adapter_digest = self._adapter_digest(request.adapter)
@@ -203,7 +203,7 @@ class Intake:
         """The digest of the adapter with this name; "" for no name.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: there is no such adapter.
         """
         if not name:
             return ""
@@ -213,7 +213,7 @@ class Intake:
         return known[name].digest
 
     def _check_certified(self, request: EngineRequest) -> None:
-        """Refuse a certificate that cannot be given; else know the contract, which takes time the first time."""
+        """Refuse a certificate that cannot be given; else compute the contract, which is slow only the first time."""
         if request.embedding is not None:
             raise InvalidParameter("certificate", "is of generated tokens, and an embedding has none")
         if self._certifying is None:
@@ -308,7 +308,7 @@ class Intake:
             raise InvalidParameter("prompt_logprobs", message)
 
     def _check_grammar(self, request: EngineRequest, rules: StopRules) -> Grammar | None:
-        """The judged grammar; refuses one that cannot be served or that contradicts another field."""
+        """The request's grammar after its check; refuses one that cannot be served or contradicts another field."""
         if request.grammar is None:
             return None
         if self._grammars is None:
@@ -324,7 +324,7 @@ class Intake:
         self._grammars.check(request.reply.form, rules.max_tokens, request.tenant)
         try:
             return self._grammars.check(request.grammar, rules.max_tokens, request.tenant)
-        except InvalidParameter as error:  # the form alone can be served
+        except InvalidParameter as error:  # the response format alone can be served: the tools are at fault
             message = error.message.removeprefix(error.param).removeprefix(": ")
             raise InvalidParameter("tools", f"tools: {message}", code=error.code) from error
 
@@ -410,7 +410,7 @@ class Intake:
         raise InvalidParameter("prompt", "is empty, and this model has no token to start from")
 
     def _stop_rules(self, request: EngineRequest) -> StopRules:
-        """The request's stop rules, with a bound for any JSON object, since a model may nest objects without end."""
+        """The request's stop rules, bounded if any JSON object is allowed: a model may nest objects without end."""
         if JSON_OBJECT in (request.grammar, request.reply.form) and not request.stop.max_tokens:
             return replace(request.stop, max_tokens=self._limits.max_json_object_tokens)
         return request.stop
@@ -444,7 +444,7 @@ def _rules(request: EngineRequest) -> ReplyRules:
 
 
 def _with_seed(spec: SamplingSpec, drawn: int | None, draw_seed: Callable[[], int]) -> SamplingSpec:
-    """`spec` with an explicit seed when its sampling is random, so that a replay draws the same."""
+    """`spec` with an explicit seed if its sampling is random, so that a replay draws the same tokens."""
     if spec.get("temperature", 1.0) == 0 or spec.has("seed"):
         return spec
     return spec.put("seed", draw_seed() if drawn is None else drawn)

@@ -1,7 +1,7 @@
-"""Resolves requests in worker threads, off the event loop, and notes those that are aborted meanwhile.
+"""Resolves requests in worker threads, off the event loop, and notes which ones are aborted meanwhile.
 
-Requests that may have to wait for a process have threads of their own: one with a grammar waits for its verdict, a
-conversation for its rendering, a long prompt for its turn to be tokenised.
+Requests that may have to wait for a process have separate threads: a request with a grammar waits for the grammar's
+verdict, a conversation for its rendering, a long prompt for its turn to be tokenised.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class IntakeThreads:
             self._resolving.discard(request.id)
 
     def note_abort(self, request_id: str) -> bool:
-        """Note that a request that is being resolved was aborted. False for any other: it may be submitted already."""
+        """Note that a request was aborted while it is resolved. False if it is not: it may be submitted already."""
         if request_id not in self._resolving:
             return False
         self._aborted_early.add(request_id)
@@ -71,7 +71,7 @@ class IntakeThreads:
         return await asyncio.to_thread(self._intake.detokenize, token_ids)
 
     def close(self) -> None:
-        """Take no more requests; waits for none."""
+        """Take no more requests; does not wait for any."""
         for threads in (self._guided, self._chats, self._giants):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -1,13 +1,13 @@
 """Delays Ctrl-C while a step is planned and committed, and delivers it right after.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread. Between a plan and its commit that would
-leave scheduler, runner and text in disagreement. Other threads receive no signals, so nothing is held there, nor if
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. Between a plan and its commit, that would
+leave scheduler, runner and text in disagreement. Nothing is held in other threads, which receive no signals, or if
 SIGINT has no Python handler.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` makes enums of handlers: slower than all else here
+import _signal  # type: ignore[import-not-found]  # `signal` turns handlers into enums: slower than all else here
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -30,7 +30,7 @@ class _Interrupts:
 
     @property
     def held(self) -> bool:
-        """Whether this thread will be told of an interrupt later."""
+        """Whether this thread holds interrupts and gets them later."""
         return self._own is not None and not self.allowed and self._holder == threading.get_ident()
 
     def hold(self) -> bool:
@@ -46,7 +46,7 @@ class _Interrupts:
         return True
 
     def deliver(self) -> None:
-        """Restore the program's own handler, and pass on what came meanwhile."""
+        """Restore the program's own handler, and pass on an interrupt that came meanwhile."""
         own, self._own = self._own, None
         if own is None:
             return
@@ -55,7 +55,7 @@ class _Interrupts:
             own(_signal.SIGINT, None)
 
     def allow(self) -> None:
-        """Pass on what came and what comes from now on."""
+        """Pass on an interrupt that came, and all that come from now on."""
         self.allowed = True
         if self._came:
             self._pass_on()
@@ -72,7 +72,7 @@ class _Interrupts:
 
 
 _INTERRUPTS = _Interrupts()
-"""One for the process, as signal handlers are; changed by the main thread alone."""
+"""One for the process, as signal handlers are; changed only by the main thread."""
 
 
 class interrupts_held:  # noqa: N801 - a function to those who use it

@@ -1,8 +1,8 @@
-"""The engine's thread: sleeps when there is nothing to do, steps while there is, and never waits with work at hand.
+"""The engine's thread: steps while there is work, and sleeps otherwise.
 
-The thread owns the `Engine`; everybody else sends it messages. No lock is held across a step, and a message costs its
-sender an append. Outputs go back to each event loop in one call a step, after the next step has begun: the readers that
-they wake would otherwise take the CPU that computes.
+The thread owns the `Engine`; all other threads send it messages. No lock is held across a step, and sending a message
+costs an append. Outputs go back to each event loop in one call a step, after the next step has begun: otherwise the
+readers that they wake would take CPU time from the computation.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ _STARTED: WeakSet[EngineLoop] = WeakSet()
 def _stop_all() -> None:
     """Stop engines that are still running before the interpreter exits.
 
-    A thread that asks for Python's lock after that is unwound by `pthread_exit` (Python before 3.14), which C++ between
-    its frames, kernels and torch, does not survive: "terminate called without an active exception". It comes before the
-    wait for side threads, which an engine with guided rows keeps alive: `atexit` would be too late.
+    While it exits, Python before 3.14 unwinds a thread that asks for Python's lock by `pthread_exit`. C++ frames
+    (kernels, torch) do not survive that: "terminate called without an active exception". This runs before Python waits
+    for side threads, which an engine with guided rows keeps alive: `atexit` would be too late.
     """
     for loop in list(_STARTED):
         loop.stop(_END_SECONDS)
@@ -103,9 +103,9 @@ class EngineLoop:
     """Runs an engine in a thread of its own.
 
     Args:
-        limits: what may wait for admission; further requests are refused as `Overloaded`.
-        on_death: called once, by the engine's thread, when the engine dies; not when it was stopped.
-        on_rest: called by the engine's thread after some idle seconds, once until it works again.
+        limits: how much may wait for admission; further requests are refused as `Overloaded`.
+        on_death: called once, by the engine's thread, when the engine dies; not when it is stopped.
+        on_rest: called by the engine's thread after some idle seconds, once per idle period.
     """
 
     def __init__(
@@ -120,11 +120,11 @@ class EngineLoop:
         self._on_death = on_death
         self._on_rest = on_rest
         self._clock = clock
-        self._rest_at = math.inf  # when nothing was to be done for long enough
+        self._rest_at = math.inf  # when the engine will have been idle for long enough
         self._told_death = False
         self._admission = Admission(engine.scheduler, limits)
         self._recent = RecentQueue(limits)
-        self._taken: list[ResolvedRequest] = []  # from the inbox, since the queue was shown
+        self._taken: list[ResolvedRequest] = []  # from the inbox, since the queue was last shown
         self._held: StepOutputs = []  # of the last step, until the next one has begun
         engine.before_waiting = self._before_waiting
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -162,7 +162,7 @@ class EngineLoop:
         reader.refuse(EngineDead(self._health.reason))
 
     def check_queue(self, tenant: str) -> None:
-        """Make sure that the queue had room for this tenant a moment ago. Waits for no step.
+        """Check that the queue had room for this tenant a moment ago. Does not wait for a step.
 
         Raises:
             Overloaded: it had no room.
@@ -175,7 +175,7 @@ class EngineLoop:
         self._inbox.put(_Abort(request_id))
 
     def run_between_steps(self, call: EngineCall) -> None:
-        """Have the engine's thread make a call before the next step; returns the future of its result."""
+        """Have the engine's thread make a call before the next step; the call's future gets its result."""
         with self._inbox_lock:
             if not self._ended:
                 self._inbox.put(call)
@@ -219,7 +219,7 @@ class EngineLoop:
         self._keep_profile()
 
     def _step(self) -> None:
-        outputs = self._engine.step()  # in which those of the step before are published
+        outputs = self._engine.step()  # publishes the outputs of the step before
         self._held += outputs
         if not self._engine.has_work:
             self._publish([])
@@ -275,7 +275,7 @@ class EngineLoop:
         return self._inbox.get()
 
     def _receive(self, message: _Message) -> None:
-        self._publish([])  # before whatever it brings or ends
+        self._publish([])  # held outputs come before those of this message
         match message:
             case _Submit(resolved, reader):
                 self._taken.append(resolved)
@@ -296,7 +296,7 @@ class EngineLoop:
                 self._engine.metrics.rejected()
             reader.refuse(error)
             return
-        except Exception:  # nothing of it is queued: all others go on
+        except Exception:  # nothing of this request is queued: all others go on
             log.exception("request %s failed while it was admitted: a defect of the engine", resolved.id)
             reader.refuse(EngineFault("An internal error of the engine ended this request before it began."))
             return
@@ -308,7 +308,7 @@ class EngineLoop:
             return
         try:
             call.work(self._engine)
-        except PenstockError as error:  # refused, or failed by itself: the engine goes on
+        except PenstockError as error:  # refused, or failed on its own: the engine goes on
             call.settle(error)
             return
         except Exception:
@@ -317,7 +317,7 @@ class EngineLoop:
         call.settle(None)
 
     def _publish(self, outputs: StepOutputs) -> None:
-        """Send held outputs, then these: one call to each event loop, whatever the number of requests."""
+        """Send held outputs, then these: one call to each event loop, however many requests there are."""
         held, self._held = self._held, []
         by_request: dict[str, list[Output]] = defaultdict(list)
         for request_id, output in (*held, *outputs):
@@ -333,7 +333,7 @@ class EngineLoop:
             _call(event_loop, _deliver, deliveries, self._clock)
 
     def _close_inbox(self) -> None:
-        """Refuse what was sent while the thread ended, and everything after."""
+        """Refuse the messages that arrived while the thread ended, and all later ones."""
         with self._inbox_lock:
             self._ended = True
         while not self._inbox.empty():
@@ -348,7 +348,7 @@ _Delivery = tuple[OutputQueue, list[Output]]
 
 
 def _settle(done: asyncio.Future[None], error: PenstockError | None) -> None:
-    if done.done():  # the one who waited has left
+    if done.done():  # the caller has stopped waiting
         return
     if error is None:
         done.set_result(None)

@@ -1,8 +1,8 @@
 """Measures what the engine does: when each sequence arrived, was admitted, got its tokens and ended.
 
-The engine's step tells it what happens, and when; it counts. `penstock.latency` divides each request's time. It costs
-a few additions per step, and one reading of the clock per sequence that ends. Not thread-safe: the engine owns it, and
-other threads read the frozen value that `measurements` makes.
+The engine's step reports what happens, and when; this module counts. `penstock.latency` divides each request's time.
+This costs a few additions per step, and one clock reading per sequence that ends. Not thread-safe: the engine owns it,
+and other threads read the frozen value that `measurements` makes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANSWERED = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class _RequestLife:
-    """One request: how many of its sequences are still open, and the outermost instants of the ended ones."""
+    """One request: how many of its sequences are still open, and the earliest or latest instants of ended ones."""
 
     arrived: float
     choices: int
@@ -46,7 +46,7 @@ class _RequestLife:
     accepted: int = 0
 
     def timings(self, now: float, parts: LatencyParts) -> Timings:
-        # What never happened gets the instant of the end, so that no instant lies before an earlier phase.
+        # An event that never happened gets the instant of the end, so that no instant precedes an earlier phase.
         first_token = min(self.first_token, now)
         last_token = self.last_token if self.first_token < NEVER else now
         admitted = min(self.admitted, now)
@@ -68,7 +68,7 @@ class _SequenceLife:
 
     @property
     def computed(self) -> int:
-        """Tokens that were computed for it: of its prompt, once it has its first token, and of its answer."""
+        """Tokens computed for the sequence: prompt tokens, counted once it has its first token, and answer tokens."""
         return len(self.sequence.prompt) - self.cached + self.generated if self.generated else 0
 
 
@@ -108,9 +108,9 @@ class MetricsCollector:
     """See the module.
 
     Args:
-        clock: the one that arrival times come from.
+        clock: the clock that arrival times come from.
         longest: most tokens that a sequence can have; sets the intervals of lengths.
-        times: what steps take, as the scheduler has learned it.
+        times: how long steps take, as the scheduler has learned it.
     """
 
     def __init__(self, clock: Clock, longest: int, times: StepTimes) -> None:
@@ -133,10 +133,10 @@ class MetricsCollector:
         self._store = StoreCounts()
         self._events = EventCounts()
 
-    # ---- what happens, in the order in which it can
+    # ---- events, in the order in which they can happen
 
     def rejected(self, count: int = 1) -> None:
-        """So many requests were refused because too many wait, or because they would wait too long."""
+        """`count` requests were refused because too many wait, or because they would wait too long."""
         self._rejections += count
 
     def step_failed(self, at: float) -> None:
@@ -149,15 +149,15 @@ class MetricsCollector:
         self._latency.failed(at)
 
     def runner_lost(self) -> None:
-        """What computed is gone, and another computes."""
+        """The process that computed is gone, and another one computes."""
         self._lost_runners += 1
 
     def stored(self, counts: StoreCounts) -> None:
-        """How saving blocks goes in the process that computes."""
+        """Take the progress of saving blocks, from the process that computes."""
         self._store = counts
 
     def cache_events(self, counts: EventCounts) -> None:
-        """How publishing what the prefix cache holds goes."""
+        """Take the progress of publishing cache events."""
         self._events = counts
 
     def submitted(self, sequences: tuple[SequenceRequest, ...], at: float) -> None:
@@ -172,7 +172,7 @@ class MetricsCollector:
         self._latency.planned(plan, now)
         for slot in plan.releases:
             seq = self._slots.pop(slot, None)
-            if seq is not None:  # ended sequences are gone from the table, so this one was preempted
+            if seq is not None:  # ended sequences are not in the table, so this one was preempted
                 seq.preemptions += 1
         for admit in plan.admits:
             seq = self._seqs.get(admit.seq_id)
@@ -188,13 +188,13 @@ class MetricsCollector:
         """The step was computed. Everything reported until the next step happened at this instant.
 
         Returns:
-            What took the step's time.
+            The shares of the step's time.
         """
         self._now = now
         return self._latency.ran(result, now)
 
     def foreseen(self, error: float) -> None:
-        """The scheduler had expected the step to take more or less: by this share of what it took."""
+        """The scheduler's expected time for the step was off by `error`, as a share of the time it took."""
         self._histograms.step_time_error.add(error)
 
     def admitted(self, seq_id: str, cached: int) -> None:
@@ -202,7 +202,7 @@ class MetricsCollector:
         self._seqs[seq_id].cached = cached
 
     def embedded(self, seq_id: str) -> None:
-        """An embedded sequence has its vector; it computes nothing but its prompt."""
+        """An embedded sequence has its vector; it computes only its prompt."""
         seq, now = self._seqs[seq_id], self._now
         self._count_prompt(seq)
         self._histograms.queue_time.add(seq.admitted - seq.sequence.arrival)
@@ -231,7 +231,7 @@ class MetricsCollector:
         self._generated_tokens += 1
 
     def ended(self, seq_id: str, reason: FinishReason, at: float) -> Timings:
-        """A sequence ended, by what happened `at`. Returns its request's timings so far; the last ones are final."""
+        """A sequence ended, by an event at `at`. Returns its request's timings so far; the last ones are final."""
         seq, now = self._seqs.pop(seq_id), self._clock.now()
         self._finished[reason] += 1
         if reason in ANSWERED:
@@ -243,10 +243,10 @@ class MetricsCollector:
         return seq.request.timings(now, self._latency.ended(seq_id, at))
 
     def tenant_shares(self, loads: dict[str, TenantLoad]) -> tuple[TenantShare, ...]:
-        """What each tenant has of the engine, where `loads` is what runs and waits of it now."""
+        """Each tenant's share of the engine; `loads` says how much of each tenant runs and waits now."""
         return self._tenants.shares(loads, [(seq.sequence, seq.computed) for seq in self._seqs.values()])
 
-    # ---- what is counted
+    # ---- counts
 
     def _count_prompt(self, seq: _SequenceLife) -> None:
         self._prompt_tokens += len(seq.sequence.prompt)

@@ -1,7 +1,7 @@
 """A queue of a request's outputs. Unread outputs are merged, so a slow reader costs one copy of its text.
 
 It has one writer (the event loop, which gets outputs from the engine's thread after each step) and one reader, on the
-same event loop. A `WaitingRoom` limits the unread outputs; a reader that exceeds it gets an error and its request ends.
+same event loop. A `WaitingRoom` limits unread outputs; a reader over the limit gets an error, and its request ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["READER_BYTES", "OutputQueue", "WaitingRoom", "merge"]
 READER_BYTES = 256 * 1024
 """Most bytes of unread outputs per reader: a thousand tokens, or sixty with 20 alternatives each."""
 PATIENCE_SECONDS = 1.0
-"""How long a reader with more unread bytes may read nothing."""
+"""How long a reader with more unread bytes than that may go without reading."""
 LOOKS = 2
-"""How often a slow reader is checked in that time: if only once, a stalled event loop would look like slow readers."""
+"""How often a slow reader is checked in that time: with one check, a stalled event loop would look like slow reads."""
 
 TOKEN_BYTES, ALTERNATIVE_BYTES = 240, 200
-"""As measured with CPython 3.11: a `TokenPiece` with its numbers, without its bytes, which the vocabulary owns."""
+"""Measured with CPython 3.11: a `TokenPiece` with its numbers, without its bytes, which the vocabulary owns."""
 
 
 def merge(waiting: list[Output], new: Iterable[Output]) -> None:
@@ -50,7 +50,7 @@ class WaitingRoom:
     """Limits the unread outputs in the queues of one event loop, to which it is confined.
 
     A reader with more than `of_one` unread bytes that reads nothing for `patience` is given up. If all readers together
-    have more than `of_all`, the one with the most is given up at once, and its unread outputs are dropped.
+    have more than `of_all`, the reader with the most is given up at once, and its unread outputs are dropped.
 
     Args:
         of_all: maximum bytes of outputs in all queues.
@@ -127,7 +127,7 @@ class OutputQueue:
         self._wake()
 
     def fail(self, error: PenstockError) -> None:
-        """Let the reader get `error` once it has read the outputs that are here; no more will come."""
+        """Raise `error` in the reader once it has read the outputs in the queue; no more will come."""
         self._error = error
         self.closed = True
         self._wake()
@@ -156,7 +156,7 @@ class OutputQueue:
         return taken
 
     def leave(self) -> None:
-        """The reader has left or has everything: drop what is here and what still comes."""
+        """The reader has left or has everything: drop the outputs in the queue and all that still come."""
         self._left = True
         self._waiting.clear()
         self._lies(0, 0)
@@ -169,7 +169,7 @@ class OutputQueue:
             self._room.note(self, lying + in_hand)
 
     def _give_up(self) -> None:
-        """End the request; the reader can still read the outputs that are here, and then gets an error."""
+        """End the request; the reader can still read the outputs in the queue, and then gets an error."""
         if self._room is None or self._error is not None:
             return
         self._room.given_up += 1
@@ -178,7 +178,7 @@ class OutputQueue:
         self.fail(ReaderTooSlow())
 
     def _look_again(self, left: int, taken: int) -> None:
-        """Give up the reader if it still has too many unread bytes and does not read before `left` more checks."""
+        """Give up the reader if it still has too many unread bytes and does not read within `left` more checks."""
         assert self._room is not None
         self._look = None
         if self.closed or self.lying + self._in_hand <= self._room.of_one:
@@ -197,7 +197,7 @@ class OutputQueue:
 
 
 def _size(output: Output) -> int:
-    """Approximate bytes of memory of what grows with an answer; a prompt's tokens, which come once, do not count."""
+    """Approximate bytes of the parts that grow with an answer; a prompt's tokens, which come once, do not count."""
     if not isinstance(output, ChoiceDelta):
         return 0
     called = sum(len(piece.arguments) for piece in output.calls)

@@ -1,10 +1,10 @@
 """A profile of a running engine: what its steps were, and what its thread computed in them, in files for Perfetto.
 
-Two files of Chrome's trace events: `NAME-steps.json`, plan, run and commit of each step and the rows of each slot,
-written here; `NAME-torch.json`, written by the `Profiler`, in which each of these parts is a span. They hold ids of
-sequences, counts and times, no text and no token ids.
-Decides that a profile ends by itself after `MAX_STEPS` steps: one that is forgotten would fill the memory.
-Everything but `write` is called by the engine's thread.
+There are two files of Chrome trace events. `NAME-steps.json`, written here, has plan, run and commit of each step and
+the rows of each slot. `NAME-torch.json`, written by the `Profiler`, has each of these parts as a span. The files hold
+ids of sequences, counts and times, but no text and no token ids.
+Decides that a profile ends by itself after `MAX_STEPS` steps: a forgotten profile would fill the memory.
+The engine's thread calls everything but `write`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MAX_STEPS", "Profile", "Profiles"]
 MAX_STEPS = 500
 PROCESS = 1
 ENGINE_TRACK = 0
-"""Tracks of the steps' file: the engine's parts, and below them slot `n` on track `n + 1`."""
+"""Track of the engine's parts in the steps' file; below it, slot `n` has track `n + 1`."""
 
 Event = dict[str, Any]
 
@@ -40,9 +40,9 @@ class Profiles:
     """Makes the profiles of one engine, one after the other.
 
     Args:
-        directory: where their files go; it exists.
+        directory: where the files go; it exists.
         profiler: records what the engine's thread computes.
-        prefix: how the files' names begin, where other engines of this process write to the same directory.
+        prefix: how the files' names begin, if other engines of this process write to the same directory.
     """
 
     def __init__(self, directory: Path, profiler: Profiler, clock: Clock, prefix: str = "") -> None:
@@ -63,7 +63,7 @@ class Profile:
     """One profile: begun, stopped, written.
 
     Args:
-        stem: the files' path, without the end of their names.
+        stem: the files' path, without the ending of their names.
     """
 
     def __init__(self, stem: Path, profiler: Profiler, clock: Clock) -> None:
@@ -82,23 +82,23 @@ class Profile:
         """Begin to record.
 
         Raises:
-            EngineFault: the profiler cannot.
+            EngineFault: the profiler cannot start.
         """
         self._profiler.start()
         self._recording, self._began = True, self._clock.now()
 
     def stop(self) -> None:
-        """Record no more; what was recorded can be written from any thread.
+        """Stop recording; what was recorded can be written from any thread.
 
         Raises:
-            EngineFault: the profiler cannot say what it recorded.
+            EngineFault: the profiler cannot return what it recorded.
         """
         if self._recording:
             self._recording = False
             self._write_torch = self._profiler.stop()
 
     def around(self, name: str, part: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
-        """The part of a step that is called `name`, recorded each time."""
+        """Wrap the part of a step that is called `name`, so that each call is recorded."""
 
         def recorded(*args: _Taken.args, **named: _Taken.kwargs) -> _Given:
             if not self._recording:
@@ -114,7 +114,7 @@ class Profile:
         return recorded
 
     def stepped(self, plan: StepPlan, scheduler: Scheduler) -> None:
-        """A step is over: what was in its plan, and how the scheduler stands."""
+        """Record a step that is over: what was in its plan, and the scheduler's counts."""
         if not self._recording:
             return
         self._run["args"] = {"step": plan.step, "tokens": plan.num_tokens, "plan": plan.explain()}
@@ -126,10 +126,10 @@ class Profile:
             self.stop()
 
     def write(self) -> tuple[str, ...]:
-        """Write the files of a profile that was stopped; their names, without the folder.
+        """Write the files of a profile that was stopped; returns their names, without the folder.
 
         Raises:
-            EngineFault: they cannot be written; says why, without the folder.
+            EngineFault: the files cannot be written; says why, without the folder.
         """
         if self._write_torch is None:
             return ()

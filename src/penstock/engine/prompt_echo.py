@@ -1,4 +1,4 @@
-"""The prompt as an answer's first output, with its tokens' log probabilities where the request wants them.
+"""The prompt as an answer's first output, with its tokens' log probabilities if the request wants them.
 
 Until it is complete, the outputs of all choices are held back.
 """
@@ -37,7 +37,7 @@ class PromptEcho:
 
     @property
     def complete(self) -> bool:
-        """Whether every token but the first has its score, or none is to have one."""
+        """Whether every token but the first has its score, or no scores are wanted."""
         return not self._scored or len(self._scores) == self._resolved.prompt_tokens - 1
 
     def take(self, event: PromptScored) -> None:
@@ -48,7 +48,7 @@ class PromptEcho:
             self._scores[at] = token_piece(self._tokenizer, prompt[at], logprob, top, rank)
 
     def output(self) -> PromptTokens:
-        """The prompt; only once it is complete."""
+        """The prompt as an output; call only once it is complete."""
         read, prompt = self._tokenizer.token_bytes, self._resolved.prompt
         unscored = (TokenPiece(token, read(token), math.nan) for token in prompt)
         text = self._resolved.prompt_text or self._decoded(prompt)
@@ -57,7 +57,7 @@ class PromptEcho:
         return PromptTokens(text, tuple(piece._replace(start=start) for piece, start in placed))
 
     def _starts(self, prompt: Sequence[int], text: str) -> list[int]:
-        """Where each token begins in `text`, in front of which the tokenizer may have put some."""
+        """Where each token begins in `text`; the tokenizer may have put tokens in front of it."""
         detokenizer, ends = Detokenizer(self._tokenizer, skip_special_tokens=False), [0]
         pieces = [detokenizer.push(token) for token in prompt]
         for piece in pieces:
@@ -66,7 +66,7 @@ class PromptEcho:
         return [max(0, start - added) for start in ends[:-1]]
 
     def _decoded(self, prompt: Sequence[int]) -> str:
-        """The prompt's whole characters; the choices, which may complete it, return a character that it only begins."""
+        """The prompt's whole characters. The choices return a last character that the prompt only begins."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         return text[:-1] if Detokenizer(self._tokenizer, prompt=prompt).unfinished else text
 

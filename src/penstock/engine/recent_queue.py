@@ -1,8 +1,8 @@
 """The queue as the engine last showed it, for threads that must not wait for a step to learn that it is full.
 
-The engine looks at what was submitted between two steps only, and a step takes up to a second. What came since it
-showed the queue counts as waiting, so no more pass than there is room for. Whoever passes may still be refused by the
-engine: its own check (`Admission`) holds, and knows how long the wait is, too. Safe to call from any thread.
+The engine looks at submitted requests only between two steps, and a step takes up to a second. Requests that came since
+it last showed the queue count as waiting, so no more pass than there is room for. The engine may still refuse a request
+that passes here: its own check (`Admission`) decides, and also estimates the wait. Safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ __all__ = ["RecentQueue"]
 
 
 class RecentQueue:
-    """Refuses at once what the queue has no room for. Until it is shown a queue, that is an empty one.
+    """Refuses at once what the queue has no room for. Until the first `show`, the queue is taken as empty.
 
     Args:
-        limits: of the queue; how long it takes is left to the engine.
+        limits: limits of the queue; the limit on the wait is left to the engine.
     """
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
-        self._lock = threading.Lock()  # held for one look, never for a step
+        self._lock = threading.Lock()  # held for one check, never for a step
         self._parts = QueueParts({}, QueuePart(0, 0, 1), shared=True)
         self._seconds_per_end = 0.0
-        self._sequences: Counter[str] = Counter()  # that came since, by tenant
+        self._sequences: Counter[str] = Counter()  # submitted since the last `show`, by tenant
         self._tokens: Counter[str] = Counter()  # of these sequences
         self._refused = 0
 
     def check(self, tenant: str) -> None:
-        """Make sure that there is room for the least that this tenant could ask for: one sequence of one token.
+        """Make sure that there is room for the smallest request of this tenant: one sequence of one token.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there is no room.
         """
         with self._lock:
             self._check(tenant, 1, 1)
 
     def add(self, resolved: ResolvedRequest) -> None:
-        """Make sure that there is room for a request, which the engine is about to be given, and count it.
+        """Make sure that there is room for a request that is about to be given to the engine, and count it.
 
         Raises:
-            Overloaded: there is none.
+            Overloaded: there is no room.
         """
         tenant, sequences, tokens = resolved.tenant, len(resolved.sequences), resolved.num_tokens
         with self._lock:
@@ -56,10 +56,10 @@ class RecentQueue:
             self._count(tenant, sequences, tokens)
 
     def show(self, parts: QueueParts, seconds_per_end: float, taken: Iterable[ResolvedRequest] = ()) -> int:
-        """The queue is like this now, requests in it or not that were `taken` from those added.
+        """Set the queue's present state. The engine has taken the requests `taken` among those added, queued or not.
 
         Returns:
-            How many were refused since the last call.
+            How many requests were refused since the last call.
         """
         with self._lock:
             self._parts, self._seconds_per_end = parts, seconds_per_end

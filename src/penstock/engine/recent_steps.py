@@ -1,8 +1,8 @@
-"""The latest steps, for whoever wants to see what the engine does.
+"""Keeps the latest steps, for views of what the engine does.
 
-A step costs the engine's thread one append: what is kept refers to the plan's rows, which are frozen, and to the shares
-of its time, which were computed anyway. What of it is told is computed by whoever asks, in a thread of its own. Plans
-are not kept whole: they hold prompts. Decides how many steps are kept.
+A step costs the engine's thread one append: an entry refers to the plan's rows, which are frozen, and to the shares of
+its time, which were computed anyway. Views are computed from a snapshot, in the thread of the caller that asks. Plans
+are not kept whole, because they hold prompts. Decides how many steps are kept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["MOST_ROWS", "MOST_STEPS", "MOST_TOLD", "KeptSteps", "StepRing", "tol
 
 MOST_STEPS = 1024
 MOST_TOLD = 300
-"""Steps that are told at once, where no request is asked about: more than a person sees, and soon told."""
+"""Most steps returned at once if no request is asked about: more than a person sees, and quickly computed."""
 MOST_ROWS = 16_384
 """Rows of all kept steps together: some 3 MB. With 64 sequences, the last 256 steps."""
 
 
 class _Kept(NamedTuple):
-    """One step. `admits` are pairs of a slot and the id of the sequence that has it from this step on."""
+    """One step. `admits` has pairs of a slot and the id of the sequence that has the slot from this step on."""
 
     step: int
     rows: tuple[Row, ...]
@@ -39,7 +39,7 @@ class _Kept(NamedTuple):
 
 
 class KeptSteps(NamedTuple):
-    """A snapshot: the steps that are kept, and who had which slot before the first of them."""
+    """A snapshot: the steps that are kept, and which sequence had which slot before the first of these steps."""
 
     steps: tuple[_Kept, ...]
     owners: Mapping[int, str]
@@ -49,8 +49,8 @@ class StepRing:
     """The latest steps. Owned by the engine.
 
     Args:
-        most_steps: the most that are kept.
-        most_rows: the most rows of these; the last step is always kept.
+        most_steps: most steps that are kept.
+        most_rows: most rows of all kept steps together; the last step is always kept.
     """
 
     __slots__ = ("_most_rows", "_most_steps", "_owners", "_rows", "_steps")
@@ -59,16 +59,16 @@ class StepRing:
         self._most_steps = most_steps
         self._most_rows = most_rows
         self._steps: deque[_Kept] = deque()
-        self._owners: dict[int, str] = {}  # of slots, before the eldest step that is kept
+        self._owners: dict[int, str] = {}  # of slots, before the oldest step that is kept
         self._rows = 0
 
     def add(self, plan: StepPlan, shares: StepShares, foreseen: float, at: float) -> None:
-        """A step was computed and committed.
+        """Keep a step that was computed and committed.
 
         Args:
-            plan: the step's.
-            shares: what took its time.
-            foreseen: seconds that it was expected to take.
+            plan: the step's plan.
+            shares: what the step's time was spent on.
+            foreseen: seconds that the step was expected to take.
             at: when its result came.
         """
         rows = plan.rows
@@ -87,7 +87,7 @@ class StepRing:
 
 
 def told(kept: KeptSteps, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:
-    """What is told of steps; see `EngineViews.recent_steps`."""
+    """The views of kept steps that a caller gets; see `EngineViews.recent_steps`."""
     if not requests:
         return RecentSteps(tuple([_view(each) for each in kept.steps[-MOST_TOLD:] if each.step > after]))
     views = list(_own_views(kept, requests))
@@ -112,7 +112,7 @@ def _own_views(kept: KeptSteps, requests: frozenset[str]) -> Iterator[StepView]:
 
 
 def _request_of(seq_id: str) -> str:
-    """The id of the request to the engine that a sequence is a choice of."""
+    """The id of the engine request that a sequence belongs to."""
     return seq_id.rpartition("/")[0]
 
 

@@ -1,7 +1,7 @@
 """Writes the scheduler's inputs and decisions to a file, as a trace that `penstock.core.replaying` replays.
 
-A trace holds token ids of prompts and answers: it is as private as they are. Recording never stops the engine: when the
-file cannot be written any more, that is logged once and recording ends.
+A trace holds token ids of prompts and answers, so it is as private as they are. Recording never stops the engine: if
+the file can no longer be written, that is logged once and recording ends.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 class Recorder:
     """Appends records to a trace file. Owned by the engine; not thread-safe.
 
-    What a request's time went to follows from when things happened, so the methods take that as `at`, from the clock of
-    arrival times; None is now.
+    What a request's time was spent on follows from when events happened, so the methods take that instant as `at`, from
+    the clock of arrival times; None is now.
 
     Args:
-        path: of the file, which is made anew.
-        config: of the scheduler.
-        clock: the clock of arrival times; without it records say no times.
+        path: path of the file, which is overwritten.
+        config: the scheduler's configuration.
+        clock: the clock of arrival times; without it records have no times.
 
     Raises:
         ConfigError: the file cannot be created.
@@ -69,7 +69,7 @@ class Recorder:
         self._write(encode_abort(seq_id), at)
 
     def reset(self) -> None:
-        """The prefix cache was forgotten."""
+        """The prefix cache was reset."""
         self._write(encode_reset())
 
     def dropped(self, at: float | None = None) -> None:
@@ -81,11 +81,11 @@ class Recorder:
         self._write(encode_fail(killed), at)
 
     def drafted(self, drafts: tuple[Draft, ...]) -> None:
-        """These are given to the next plan."""
+        """These drafts are given to the next plan."""
         self._write(encode_drafts(drafts))
 
     def stored(self, seq_id: str, blocks: int) -> None:
-        """So many leading blocks of a sequence that waits were found."""
+        """This many leading blocks of a waiting sequence were found in the store."""
         self._write(encode_stored(seq_id, blocks))
 
     def planned(self, plan: StepPlan, at: float | None = None) -> None:
@@ -93,12 +93,12 @@ class Recorder:
         self._write(encode_plan(plan), at)
 
     def ran(self, result: StepResult, at: float | None = None) -> None:
-        """A step was computed; what is on record until here survives a crash of this process."""
+        """A step was computed; all records up to this one survive a crash of this process."""
         self._write(encode_result(result), at)
         self._attempt(lambda file: file.flush())
 
     def close(self) -> None:
-        """End the trace; nothing can be recorded after."""
+        """End the trace; later calls record nothing."""
         self._attempt(lambda file: file.close())
         self._file = None
 
@@ -108,7 +108,7 @@ class Recorder:
         self._attempt(lambda file: file.write(line + "\n"))
 
     def _attempt(self, work: Callable[[TextIO], object]) -> None:
-        """Do something with the file while there is one; what fails is logged, and was the last."""
+        """Do something with the file while there is one; a failure is logged and ends the recording."""
         file = self._file
         if file is None:
             return
@@ -122,7 +122,7 @@ class Recorder:
 
 
 class NoRecorder:
-    """Records nothing; what an engine has that is not asked to record."""
+    """Records nothing: the recorder of an engine that is not asked to record."""
 
     def submitted(self, request: SequenceRequest, at: float | None = None) -> None:
         """See `Recorder`."""

@@ -1,4 +1,4 @@
-"""How soon running requests end, from which refused callers learn when to try again."""
+"""How soon running requests end: this tells refused callers when to try again."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ LONGEST = 120
 
 
 class EndRate:
-    """Estimates from how long the last requests held a slot; so a pause without requests does not count as slowness."""
+    """Estimates from how long the last requests held a slot, so a pause without requests does not count as slowness."""
 
     def __init__(self) -> None:
         self._held: deque[float] = deque(maxlen=WINDOW)
 
     def ended(self, seconds: float) -> None:
-        """A request ended so long after it was admitted; one that never was, with 0.0, tells nothing."""
+        """A request ended `seconds` after it was admitted; one that was never admitted gives 0.0 and is ignored."""
         if seconds > 0:
             self._held.append(seconds)
 
     def seconds_until(self, ends: int, running: int) -> float:
-        """Seconds until `ends` requests have ended, where `running` run at once; 0.0 while nothing is known."""
+        """Seconds until `ends` requests have ended if `running` run at once; 0.0 while nothing is known."""
         if not self._held:
             return 0.0
         return ends * sum(self._held) / len(self._held) / max(1, running)

@@ -1,4 +1,4 @@
-"""What an engine has in place of a runner or a clock that it was not given."""
+"""Stand-ins for a runner or a clock that an engine does not have."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["NoClock", "NoRunner", "OneAtATime"]
 
 
 class NoRunner:
-    """What a closed engine has in place of a runner."""
+    """The runner of a closed engine: refuses every step."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Refuse to; see `Runner`."""
+        """Raise `EngineDead`; see `Runner`."""
         raise EngineDead(f"step {plan.step} came after the engine was closed")
 
     def reset(self) -> bool:
@@ -22,7 +22,7 @@ class NoRunner:
 
 
 class OneAtATime:
-    """A plain runner as one that overlaps: it computes when somebody wants its result. Owned by the engine."""
+    """Makes an `OverlappingRunner` of a plain one: computes only when the result is asked for. Owned by the engine."""
 
     depth = 1
 

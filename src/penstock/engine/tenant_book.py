@@ -1,6 +1,6 @@
-"""What was computed for each tenant since the start, counted when a sequence ends. Owned by the engine.
+"""Counts the tokens computed for each tenant since the start, when a sequence ends. Owned by the engine.
 
-Decides how many tenants are remembered: names come from callers of the Python API, too, who may make up any number.
+Decides how many tenants are remembered: callers of the Python API also name tenants, and may make up any number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_TENANTS = 2048
 
 
 class _Served(NamedTuple):
-    """What a tenant is entitled to, by its last request, and the tokens that were computed for it."""
+    """A tenant's share, as its last request has it, and the tokens that were computed for it."""
 
     share: float
     tokens: int
@@ -29,7 +29,7 @@ class TenantBook:
     """See the module.
 
     Args:
-        most: tenants that are remembered; of more, those with the fewest tokens are forgotten.
+        most: tenants that are remembered; beyond that, those with the fewest tokens are forgotten.
     """
 
     def __init__(self, most: int = MOST_TENANTS) -> None:
@@ -37,7 +37,7 @@ class TenantBook:
         self._served: dict[str, _Served] = {}
 
     def ended(self, sequence: SequenceRequest, tokens: int) -> None:
-        """A sequence has ended, for which so many tokens were computed."""
+        """Count a sequence that has ended, for which `tokens` tokens were computed."""
         before = self._served.get(sequence.tenant)
         self._served[sequence.tenant] = _Served(sequence.share, tokens + (0 if before is None else before.tokens))
         if len(self._served) > self._most:
@@ -50,8 +50,8 @@ class TenantBook:
         """Every tenant that is remembered or has live sequences.
 
         Args:
-            loads: what runs and waits now, by tenant.
-            live: live sequences, and how many tokens were computed for each.
+            loads: how much runs and waits now, by tenant.
+            live: live sequences, each with the number of tokens computed for it.
         """
         served = dict(self._served)
         for sequence, tokens in live:

@@ -1,4 +1,4 @@
-"""Sampling parameters that name tokens: texts are turned into token ids, and ids are checked against the vocabulary.
+"""Resolves sampling parameters that name tokens: turns texts into token ids, and checks ids against the vocabulary.
 
 Decides which token sequences spell a text. Knows the tokenizer and the parameters' names, not what they do. Safe to
 call from any thread.

@@ -1,6 +1,6 @@
 """Tokens as callers see them: with their bytes, and with the top tokens at their position.
 
-The one place where alternatives get their ranks, which is the order in which they come.
+This is the only place where alternatives get their ranks, in the order in which they are listed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["token_piece"]
 def token_piece(
     tokenizer: Tokenizer, token: int, logprob: float, top: TopLogprobs, rank: int, start: int = 0
 ) -> TokenPiece:
-    """`token`, and the top tokens at its position."""
+    """Describe `token` and the top tokens at its position."""
     read = tokenizer.token_bytes
     if not top:  # nearly every token
         return TokenPiece(token, read(token), logprob, (), rank, start)

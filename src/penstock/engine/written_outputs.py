@@ -1,4 +1,4 @@
-"""Outputs of one request as MessagePack: what passes between processes, and what a cache of answers holds."""
+"""Writes outputs of one request as MessagePack, to pass them between processes and to keep them in an answer cache."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The only room with torch and state: device, KV store, plan to tensors, forward, sample."""
+"""Executes plans; the only room with torch and state: device, KV store, plan to tensors, forward, sample."""

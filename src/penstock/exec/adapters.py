@@ -1,9 +1,9 @@
 """The adapters of a runner, and the slots whose sequences have one.
 
-Decides the order of a step's rows: those of one adapter are neighbours, so that its tokens are one group and its
-weights are read once. Does not know files: a function that it is given reads them.
+Decides the order of a step's rows: the rows of one adapter are neighbours, so that its tokens form one group and its
+weights are read once. Does not know files: the caller passes a function that reads them.
 
-Invariant: a slot keeps its adapter until it is released, whatever happens to the name.
+Invariant: a slot keeps its adapter until it is released, whatever happens to the adapter's name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from penstock.nn.adapters import Adapted, AdaptedTokens, Adapter
 __all__ = ["AdapterSlots", "LoadAdapter"]
 
 LoadAdapter = Callable[[str, str], tuple[Adapter, AdapterFacts]]
-"""Reads the adapter with a name, from a path. Raises SetupError."""
+"""Reads an adapter, given its name and a path. Raises SetupError."""
 
 MISSING = "The adapter of this request is not loaded any more: its files have changed or are gone."
 
 
 class AdapterSlots:
-    """Owned by a runner; not thread-safe.
+    """Holds loaded adapters, and the adapter of each slot. Owned by a runner; not thread-safe.
 
     Args:
         load: reads adapters; None for a model that takes none.
@@ -45,12 +45,12 @@ class AdapterSlots:
         """Load an adapter under a name that is free.
 
         Args:
-            name: what plans call it.
+            name: its name in plans.
             path: where its files are.
             digest: what its digest must be; "" for any.
 
         Raises:
-            SetupError: it cannot be used, or its digest is another.
+            SetupError: the adapter cannot be used, or has another digest.
         """
         assert self._load is not None, "this model takes no adapters"
         assert name not in self._loaded, f"there is an adapter {name} already"
@@ -61,7 +61,7 @@ class AdapterSlots:
         return facts
 
     def shared(self) -> AdapterSlots:
-        """Slots of another runner, with the adapters that are loaded here."""
+        """New slots for another runner, with the adapters that are loaded here."""
         other = AdapterSlots(self._load)
         other._loaded = dict(self._loaded)
         return other
@@ -87,11 +87,11 @@ class AdapterSlots:
         self._adapters.clear()
 
     def in_groups(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows in another order: those without an adapter, then those of each adapter."""
+        """The rows, reordered: those without an adapter first, then those of each adapter in turn."""
         return sorted(rows, key=lambda row: self._names.get(row.slot, ""))
 
     def adapted(self, rows: Sequence[Row]) -> Adapted:
-        """The tokens of `rows`, which come from `in_groups`, that have adapters."""
+        """The tokens that have adapters; `rows` must be in the order of `in_groups`."""
         groups: list[AdaptedTokens] = []
         end = 0
         for row in rows:
@@ -105,7 +105,7 @@ class AdapterSlots:
         return groups
 
     def refused(self, rows: Sequence[Row], results: Sequence[RowResult]) -> tuple[RowResult, ...]:
-        """The results, with a failure for each row whose adapter is missing: it was computed without."""
+        """The results, with a failure for each row whose adapter is missing: the row was computed without it."""
         missing = {row.slot for row in rows if self._adapters.get(row.slot, row) is None}
         if not missing:
             return tuple(results)

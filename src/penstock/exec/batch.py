@@ -1,13 +1,13 @@
 """The slot tables, and how a plan's rows become tensors.
 
 Decides the layout of a step's batch. Does not know the model, the KV memory or how tokens are chosen. Keeps what plans
-leave out: the tokens of each sequence (a plan brings them once, at admission; sampled ones are added here) and its
+leave out: the tokens of each sequence (a plan brings them once, at admission; sampled tokens are added here) and its
 block table.
 
-Invariants, asserted because a plan that breaks them is a bug of ours: slots are free when admitted to and taken when
-used; rows start where the last one ended, stay within the known tokens and within their blocks; a row samples exactly
-when it reaches the last known token, and never in a slot whose sequence is embedded. Drafts lie behind the known tokens
-and do not count as known until they are drawn.
+Invariants, asserted because a plan that breaks them is a bug of ours: a slot is free at admission and taken when used;
+a row starts where the last one ended, and stays within the known tokens and its blocks; a row samples exactly when it
+reaches the last known token, and never in a slot whose sequence is embedded. Drafts lie behind the known tokens and do
+not count as known until they are drawn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ForwardBatch:
     Attributes:
         token_ids: `[T]` int64.
         positions: `[T]` int64, of each token in its sequence.
-        write_slots: `[T]` int64, where its keys and values go: `block * block_size + offset`.
+        write_slots: `[T]` int64, where each token's keys and values go: `block * block_size + offset`.
         q_start: `[R + 1]` int32 on the host; row `r` has the tokens `q_start[r]` to `q_start[r + 1]`.
         kv_len: `[R]` int32 on the host, positions that each sequence has computed after this step.
         block_table: `[R, M]` int32, as wide as the longest row needs.
@@ -53,26 +53,26 @@ class ForwardBatch:
 
 
 class _Form:
-    """The memory of a batch of `tokens` tokens in `rows` rows, and the tensors that show it.
+    """The memory of a batch of `tokens` tokens in `rows` rows, and tensors that view it.
 
-    Rewritten in each step of this form. Beside a small model even small calls count, because its weights evict
-    everything else from the CPU caches; so whatever can be kept from step to step is kept. What a device reads lies in
-    one piece, which goes there in one copy.
+    Rewritten in each step of this form. With a small model even small calls matter, because its weights evict
+    everything else from the CPU caches; so whatever can be kept from step to step is kept. The data that a device reads
+    is one piece of memory, which goes there in one copy.
     """
 
     def __init__(self, rows: int, tokens: int, width: int) -> None:
         self.shape = rows, tokens, width
         size = 3 * 8 * tokens + 4 * rows * width  # bytes
-        self._memory = torch.empty(size, dtype=torch.uint8)  # not pinned: a copy has left it when its call returns
+        self._memory = torch.empty(size, dtype=torch.uint8)  # not pinned: a copy is done when its call returns
         shown = self._shown(self._memory)
         self.token_ids, self.positions, self.write_slots, self.block_table = (each.numpy() for each in shown)
-        self.q_start = np.arange(rows + 1, dtype=np.int32)  # of one token a row
+        self.q_start = np.arange(rows + 1, dtype=np.int32)  # for rows of one token each
         self.kv_len = np.empty(rows, dtype=np.int32)
         self._host = torch.from_numpy(self.q_start), torch.from_numpy(self.kv_len)
         self._batch = self._of(shown)
 
     def batch(self, device: torch.device) -> ForwardBatch:
-        """The current contents, on `device`; what the host reads stays on the host."""
+        """The current contents, on `device`; the parts that the host reads stay on the host."""
         if device == self._memory.device:
             return self._batch
         return self._of(self._shown(self._memory.to(device, non_blocking=True)))
@@ -88,9 +88,9 @@ class _Form:
 
 
 class SlotTables:
-    """What the runner knows of the sequence in each slot. Owned by the runner; changed by plans and samples only.
+    """What the runner knows about the sequence in each slot. Owned by the runner; only plans and samples change it.
 
-    Rows of preallocated arrays, so that a decode row costs the same whatever its context.
+    Uses rows of preallocated arrays, so that a decode row costs the same whatever its context.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
@@ -102,7 +102,7 @@ class SlotTables:
         self._prompt_tokens = [0] * max_num_seqs
         self._num_blocks = [0] * max_num_seqs
         self._computed = [0] * max_num_seqs
-        self._admitted = [0] * max_num_seqs  # what was computed at admission
+        self._admitted = [0] * max_num_seqs  # positions computed at admission
         self._samplings: dict[int, RowSampling] = {}
         self._scored: set[int] = set()
         self._form = _Form(0, 0, 0)
@@ -160,7 +160,7 @@ class SlotTables:
     def append(self, slot: int, token: int) -> None:
         """Add a sampled token to the sequence in `slot`; it is computed by the next row, unless it was drafted."""
         at = self._num_tokens[slot]
-        if at < self._tokens.shape[1]:  # the last token that a context has room for is never computed
+        if at < self._tokens.shape[1]:  # a token past the end of the context is never computed
             self._tokens[slot, at] = token
         self._num_tokens[slot] = at + 1
 
@@ -182,11 +182,11 @@ class SlotTables:
             self._append_blocks(slot, blocks)
 
     def confirm_draft(self, slot: int) -> None:
-        """The newest token was drafted, so its position has been computed."""
+        """Note that the newest token was drafted, so its position has been computed."""
         self._computed[slot] += 1
 
     def put_off_draw(self, slot: int) -> None:
-        """The draw of the sequence in `slot` waits: the next row computes its last known position again."""
+        """Note that the draw in `slot` waits: the next row starts at its last known position again."""
         self._computed[slot] -= 1
 
     def blocks(self, row: Row) -> list[int]:
@@ -199,7 +199,7 @@ class SlotTables:
         return self._blocks[slot, first:end]
 
     def fall_back(self, slot: int, computed: int) -> None:
-        """A row got only this far: the next row of its slot starts there."""
+        """Note that a row got only as far as `computed`: the next row of its slot starts there."""
         self._computed[slot] = computed
 
     def fall_back_to_admission(self, slot: int) -> None:
@@ -259,6 +259,6 @@ class SlotTables:
         have, size = self._num_blocks[slot], self._block_size
         self._blocks[slot, have : have + len(blocks)] = blocks
         places = (np.array(blocks, dtype=np.int64)[:, None] * size + np.arange(size)).ravel()
-        of_slot = self._places[slot, have * size :]  # which may end within the last block
+        of_slot = self._places[slot, have * size :]  # may end within the last block
         of_slot[: len(places)] = places[: len(of_slot)]
         self._num_blocks[slot] = have + len(blocks)

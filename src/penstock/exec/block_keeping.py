@@ -1,7 +1,7 @@
 """Saves KV blocks and recurrent states, and loads saved ones back into memory, as plans say.
 
-Decides nothing: the plan names the blocks, the store knows files and checksums. Invariant: everything is checked before
-it is loaded; a block that a plan hands out again is no longer being saved.
+Decides nothing: the plan names the blocks, the store knows files and checksums. Invariants: everything is checked
+before it is loaded; a block that a plan hands out again is no longer being saved.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class BlockKeeping:
     """A store beside the KV memory of one runner. Owned by it.
 
     Args:
-        kv: the memory.
-        store: one whose blocks have the bytes of `kv`'s.
-        most_bytes: the most that all folders of the store may take together.
-        states: of a model that carries state; else None.
-        kept_states: where these are kept, as `store` for blocks.
+        kv: the KV memory.
+        store: a store whose blocks have as many bytes as those of `kv`.
+        most_bytes: the most bytes that all folders of the store may take together.
+        states: the states of a model that carries state; else None.
+        kept_states: the store for states, as `store` is for blocks.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BlockKeeping:
         self._writer = BlockWriter(shelves, DiskBudget(store.folder.path.parent, most_bytes, give_way))
 
     def begin(self, plan: StepPlan) -> None:
-        """Start saving what a plan wants saved, and note the blocks that it hands out. Call before any of its rows."""
+        """Start saving what a plan wants saved, and note the blocks that it hands out. Call before computing rows."""
         self._writer.step_begins()
         if plan.saves:
             self._writer.offer(plan.saves)
@@ -71,7 +71,7 @@ class BlockKeeping:
     def restore(self, row: Row, blocks: Sequence[int]) -> RowResult | None:
         """Read the blocks of a row into `blocks`, and the state after them if the model carries state.
 
-        Returns an error if one is missing or damaged.
+        Returns the result of a row that fell short if one is missing or damaged, else None.
         """
         states = self._states
         if states is not None:

@@ -1,6 +1,6 @@
-"""Device, backend, dtype, threads and memory, from the operator's options and the hardware.
+"""Chooses device, backend, dtype, threads and memory from the operator's options and the hardware.
 
-Decides what `auto` and 0 mean. Of a checkpoint it knows only the name of its stored dtype.
+Decides what `auto` and 0 mean. About a checkpoint it knows only the name of its stored dtype.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def resolve_device(option: str) -> torch.device:
     """The device for the option `device`: `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: for `cuda` where torch finds no CUDA device.
+        ConfigError: for `cuda` if torch finds no CUDA device.
     """
     available = torch.cuda.is_available()
     if option == "cuda" and not available:
@@ -64,8 +64,8 @@ def resolve_device(option: str) -> torch.device:
 def good_dtypes(device: torch.device, compiled: bool, cpuinfo: Path = _CPUINFO) -> frozenset[torch.dtype]:
     """The dtypes that `auto` may choose on this device.
 
-    With compiled kernels only bfloat16, which has half the bytes of float32 and is multiplied faster. Otherwise those
-    in which the device is fast, always including float32.
+    With compiled kernels only bfloat16, which has half the bytes of float32 and is multiplied faster. Otherwise the
+    dtypes in which the device is fast, always including float32.
 
     Args:
         device: where the model runs.
@@ -111,10 +111,10 @@ def resolve_weight_format(option: str, stored: str, dtype: torch.dtype, device: 
         stored: as for `resolve_dtype`.
         dtype: of the activations.
         device: where the model runs.
-        isa: what the compiled kernels use, or `torch` where there are none.
+        isa: the instruction set of the compiled kernels, or `torch` if there are none.
 
     Raises:
-        ConfigError: a quantised format where no kernel for it runs.
+        ConfigError: a quantised format for which no kernel runs here.
     """
     packs = isa != "torch" and device.type == "cpu"
     if option == "auto":
@@ -133,7 +133,7 @@ def _instead(device: torch.device) -> str:
 
 
 def compute_threads(option: int) -> int:
-    """Threads for the option `threads`: itself, or for 0 one a physical core that this process may use."""
+    """Threads for the option `threads`: its value, or for 0 one thread per physical core that this process may use."""
     return option or min(_physical_cores(), _cpu_quota(_CGROUP))
 
 
@@ -142,9 +142,9 @@ def open_backend(device: torch.device, threads: int, isa: str = "", option: str 
 
     Args:
         device: where the model runs.
-        threads: for the compiled kernels, as `compute_threads` has them; every backend has its own.
+        threads: number of threads for the compiled kernels, from `compute_threads`; every backend has its own threads.
         isa: for tests and comparisons: one of `native.isas()`, or `torch` for the references; "" takes the best.
-        option: what the operator gave `isa` by, for messages.
+        option: the option by which the operator gave `isa`, for messages.
 
     Raises:
         ConfigError: there are no such kernels, or this machine cannot run them.
@@ -170,7 +170,7 @@ def _open_cuda(device: torch.device, isa: str) -> Backend:
 
 
 def set_torch_threads(threads: int, packed: bool = False) -> None:
-    """Set the number of threads of torch's own operations, which torch keeps once for the whole process.
+    """Set the number of threads of torch's own operations, which torch shares across the whole process.
 
     Args:
         threads: how many.
@@ -187,9 +187,9 @@ def kv_budget(
 
     Args:
         option: bytes, or 0 for a quarter of what is free now.
-        device: where it will be.
+        device: where the cache will be.
         least: the least that 0 gives: room for the longest request that the operator wants.
-        free: tells what is free.
+        free: returns the free bytes of a device.
     """
     return option or max(least, free(device) // _AUTO_KV_SHARE)
 
@@ -206,7 +206,7 @@ def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
 
 
 def _physical_cores() -> int:
-    """Cores, counting hardware threads of one core once, among the processors that this process may use."""
+    """Number of physical cores among the processors that this process may use."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)
@@ -217,7 +217,7 @@ def _physical_cores() -> int:
 
 
 def _cpu_quota(cgroup: Path) -> int:
-    """Processors' worth of time that the container gets, rounded up; as many as there are without a limit."""
+    """Processors' worth of time that the container gets, rounded up; without a limit, the number of processors."""
     file = cgroup / "cpu.max"
     fields = file.read_text().split() if file.exists() else ["max"]
     if fields[0] == "max":

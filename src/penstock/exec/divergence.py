@@ -1,4 +1,4 @@
-"""How far one model's predictions lie from another's, position by position.
+"""Measures how far one model's predictions lie from another's, position by position.
 
 Decides the arithmetic: float64 throughout, so that divergences of 1e-7 nats are not rounding. Knows logits only.
 """
@@ -14,17 +14,17 @@ from torch import Tensor
 __all__ = ["Divergence", "divergence", "sixteen_bit_log_probs", "sixteen_bit_nll"]
 
 _SPAN = 16.0
-"""Logits that lie further below a row's largest are stored as if they lay so far below it."""
+"""Logits further than this below a row's largest are stored as if they lay exactly this far below it."""
 
 
 class Divergence(NamedTuple):
-    """Of each position, in order.
+    """Values for each position, in order.
 
     Attributes:
         kl: Kullback-Leibler divergence from the reference, nats.
         same_top: whether both have the same top token.
-        nll: nats by which the model is surprised by the token that follows.
-        reference_nll: the same of the reference.
+        nll: negative log likelihood of the token that follows, under the model, nats.
+        reference_nll: the same under the reference.
     """
 
     kl: list[float]
@@ -70,9 +70,9 @@ def sixteen_bit_log_probs(logits: Tensor) -> bytes:
 
 
 def sixteen_bit_nll(logits: Tensor, targets: Sequence[int]) -> list[float]:
-    """Nats by which the following tokens surprise whoever reads `sixteen_bit_log_probs`, but for its rounding.
+    """Negative log likelihoods of the following tokens, nats, by `sixteen_bit_log_probs` apart from its rounding.
 
-    Less than they surprise the model itself wherever a token lies further than `_SPAN` below the likeliest.
+    Less than the model's own wherever a token lies further than `_SPAN` below the top token.
 
     Args:
         logits: `[S, V]`.

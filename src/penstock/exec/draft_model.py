@@ -1,12 +1,12 @@
 """The draft model: a small model that follows the sequences of a large one and guesses their next tokens.
 
-It has a KV store of its own, of as many blocks of the same size, and the same block tables: preemption, shared prefixes
-and drafts that were wrong need nothing new. What it has computed it knows by itself, position by position, and of
-blocks that sequences share, whole block by block; whatever it lacks (a prompt that was cached, a process that was lost)
-it computes before it guesses. Its tokens are chosen as the large model's are, with the sequence's parameters and the
-random number of the same place, so that the two agree more often than the most likely token would.
+It has a KV store of its own, with as many blocks of the same size, and the same block tables: preemption, shared
+prefixes and wrong drafts need nothing new. It keeps track of what it has computed: position by position, and block by
+whole block where sequences share blocks. Whatever it lacks (a prompt that was cached, a process that was lost) it
+computes before it guesses. Its tokens are chosen as the large model's are, with the sequence's parameters and the
+random number of the same place, so the two agree more often than if it guessed the most likely token.
 
-Decides nothing: plans say which sequences it follows and how much it guesses. Its guesses affect time alone.
+Decides nothing: plans say which sequences it follows and how much it guesses. Its guesses affect only time.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from penstock.sampling import RowViews
 __all__ = ["DraftModel", "last_places", "silently"]
 
 _REPORTED = ("logprobs", "logprobs_mode", "prompt_logprobs")
-"""Parameters that only say what is reported of a token."""
+"""Parameters that only say what is reported about a token."""
 
 
 class DraftModel:
-    """Owned by a runner; not thread-safe. What is computed is torch's, under the caller's inference mode.
+    """Guesses with a small model. Owned by a runner; not thread-safe. The caller sets torch's inference mode.
 
     Args:
-        model: of the large model's vocabulary; its logits may be wider or narrower.
-        kv: its own, with as many blocks as the large model's, and as large ones.
-        max_num_seqs: slots.
+        model: has the large model's vocabulary; its logits may be wider or narrower.
+        kv: its own KV store, with as many blocks as the large model's, of the same number of positions.
+        max_num_seqs: number of slots.
         max_model_len: most tokens of a sequence.
         vocab_size: width of the large model's logits; guessed ids lie below it.
-        backend: computes with it; the large model's, whose threads it shares.
-        clock: says what it takes.
+        backend: the large model's backend, whose threads it shares.
+        clock: measures the time that guessing takes.
 
     Attributes:
         reads_hidden: whether `follow` reads what the large model computed.
@@ -78,7 +78,7 @@ class DraftModel:
         self._begin()
 
     def admit(self, admit: Admit) -> None:
-        """Admit a sequence that will draw tokens. Those of its cached blocks that were followed are here too."""
+        """Admit a sequence that will draw tokens. Leading cached blocks count as far as this model computed them."""
         if admit.embedding is not None:
             return
         size = self.kv.block_size
@@ -110,7 +110,7 @@ class DraftModel:
 
     @contextmanager
     def borrowed(self, block: int) -> Iterator[None]:
-        """Inside the `with`, it may follow other sequences, which may use `block`; afterwards all is as before."""
+        """Inside the `with`, it may follow other sequences, which may use `block`; afterwards its state is restored."""
         kept = self._tables, self._guesses, self._noted
         whole = self._whole[block]
         self._begin()
@@ -130,12 +130,12 @@ class DraftModel:
         """Note what rows drew, catch up where ordered, and guess.
 
         Args:
-            rows: all that were computed.
-            results: what came of those that have something to say, in their order.
+            rows: all rows that were computed.
+            results: the results of the rows that have one, in the order of the rows.
             hidden: not read.
 
         Returns:
-            The results, those of sampling rows with what was guessed, and how far this model is behind.
+            The results, with guesses and this model's lag for sampling rows, and what guessing took.
         """
         began = self._clock.now()
         by_slot = {row.slot: row for row in rows if row.sample}
@@ -153,8 +153,8 @@ class DraftModel:
 
     def _begin(self) -> None:
         self._tables = SlotTables(*self._sizes)
-        self._guesses: dict[int, tuple[int, ...]] = {}  # by slot: behind the last token that was drawn
-        self._noted: dict[int, int] = {}  # by slot: leading blocks that are known to be whole
+        self._guesses: dict[int, tuple[int, ...]] = {}  # by slot: guesses after the last token that was drawn
+        self._noted: dict[int, int] = {}  # by slot: number of leading blocks known to be whole
 
     def _take(self, result: RowResult) -> None:
         """Add what was drawn. Tokens that were guessed have been computed already, except the last one."""
@@ -196,7 +196,7 @@ class DraftModel:
         return passes, positions
 
     def _catching_up(self, order: Row) -> Row:
-        """The row of positions that lack, as many as may be computed; it draws if none is left then."""
+        """The row of lacking positions, as many as may be computed; it draws if none is left after it."""
         start = self._tables.computed(order.slot)
         lag = self._tables.num_tokens(order.slot) - start
         count = min(lag, order.follow)
@@ -242,7 +242,7 @@ class DraftModel:
 
 
 def silently(admit: Admit) -> Admit:
-    """A sequence whose tokens are chosen in the same way, with nothing said about them and no grammar."""
+    """A sequence whose tokens are chosen in the same way, but with nothing reported and no grammar."""
     spec = admit.sampling
     for name in _REPORTED:
         spec = spec.without(name)
@@ -250,6 +250,6 @@ def silently(admit: Admit) -> Admit:
 
 
 def last_places(rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
-    """Where the last positions of the `chosen` rows are in the batch of all `rows`."""
+    """The indices of the last positions of the `chosen` rows in the batch of all `rows`."""
     ends = np.cumsum([row.count for row in rows])
     return [int(ends[at]) - 1 for at in chosen]

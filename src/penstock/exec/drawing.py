@@ -1,7 +1,7 @@
-"""Drawing the tokens of a step's rows from their logits, and judging drafts by what is drawn.
+"""Draws the tokens of a step's rows from their logits, and judges drafts by what is drawn.
 
 This is why drafts change no answer: each place draws exactly what it would draw without drafts, and a row ends at the
-first place that draws something other than its draft.
+first place that draws a token other than its draft.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     Attributes:
         tokens: in order of position.
         failures: why the last draw failed.
-        waiting: the place in the logits that a draw waits at.
+        waiting: the place in the logits at which a draw waits.
         foreseen: likely next tokens, for the rows that have any.
     """
 
@@ -45,9 +45,9 @@ class Drawing:
     """Draws for the rows of one step.
 
     Args:
-        slots: of the sequences; drawn tokens are appended to them.
+        slots: the sequences' tables; drawn tokens are appended to them.
         masking: knows their grammars and thinking budgets.
-        drawn: what comes of it is added here.
+        drawn: the results are added here.
     """
 
     __slots__ = ("_drawn", "_masking", "_slots")
@@ -60,9 +60,9 @@ class Drawing:
     def draw(self, rows: Sequence[Row], logits: Tensor, pending: PendingMasks | None) -> None:
         """Draw the next token of all `rows`, then of those whose token was their next draft, until none is left.
 
-        One place after the other, as without drafts: so whatever a place depends on (masks, budgets, penalties) has
-        seen exactly the tokens before it. Rows that depend on none of these draw at all places at once, and so do rows
-        whose grammars can follow their drafts.
+        Draws one place after the other, as without drafts, so whatever a place depends on (masks, budgets, penalties)
+        has seen exactly the tokens before it. Rows that depend on none of these draw at all places at once, and so do
+        rows whose grammars can follow their drafts.
 
         Args:
             rows: at least one; all sample.
@@ -96,7 +96,7 @@ class Drawing:
             pending = self._masking.begin(going)
 
     def foresee(self, rows: Sequence[Row]) -> None:
-        """Note which next tokens the grammars of `rows`, which have drawn, make likely."""
+        """Note which next tokens are likely by the grammars of `rows`, which have drawn."""
         for row in rows:
             if row.slot not in self._drawn.waiting and row.slot not in self._drawn.failures:
                 self._drawn.foreseen[row.slot] = self._masking.foresee(row.slot)
@@ -106,7 +106,7 @@ class Drawing:
         return row.slot not in watched and not self._slots.sampling(row.slot).row_stages
 
     def _draw_at_once(self, rows: Sequence[Row], places: Sequence[int], logits: Tensor) -> None:
-        """Draw at every place of `rows`, which draw freely and begin at `places`; keep draws up to the first miss."""
+        """Draw at every place of `rows`, which draw freely and begin at `places`; keep draws up to the first misfit."""
         counts = [1 + len(row.drafts) for row in rows]
         own, next_positions = self._slots.next_draws(rows)
         samplings = [sampling for sampling, count in zip(own, counts, strict=True) for _ in range(count)]
@@ -129,7 +129,7 @@ class Drawing:
         return not self._slots.sampling(row.slot).row_stages and self._masking.goes_along(row.slot)
 
     def _draw_along(self, rows: Sequence[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
-        """Draw at every place of rows whose grammars follow their drafts. Returns which rows continue from which place.
+        """Draw at every place of rows whose grammars follow their drafts. Returns the rows that go on, and from where.
 
         Args:
             rows: each with its first place.

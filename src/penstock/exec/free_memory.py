@@ -1,6 +1,6 @@
-"""How much memory can still be allocated on a device: the machine's, or what control groups leave.
+"""How much memory can still be allocated on a device: the machine's free memory, or what control groups leave.
 
-Decides what is counted as free: pages that hold a file's contents are, since the system takes them back first.
+Decides what counts as free: pages with a file's contents do, since the system takes them back first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILES = {
 def free_memory(
     device: torch.device, meminfo: Path = _MEMINFO, own_groups: Path = _OWN_GROUPS, groups: Path = _GROUPS
 ) -> int:
-    """Bytes that can still be taken on `device`: without swapping, and within the limits of every group above it.
+    """Bytes that can still be allocated on `device`: without swapping, within the limits of all control groups above.
 
     Args:
         device: a CPU or a CUDA device.
@@ -61,7 +61,7 @@ def _left_by_groups(own_groups: Path, groups: Path) -> Iterator[int]:
 
 
 def _memory_groups(own_groups: Path, groups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Folders and their files' names. In a container the path may be the host's, of which only the root is there."""
+    """Folders and their files' names. In a container the path may be the host's, and only its root exists there."""
     for line in own_groups.read_text().splitlines() if own_groups.exists() else ["0::/"]:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):

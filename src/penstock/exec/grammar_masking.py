@@ -1,15 +1,15 @@
-"""Grammars and thinking budgets in the runner: which tokens each masked row may choose, and that it can end well.
+"""Grammars and thinking budgets in the runner: which tokens each masked row may choose, so that its answer can end.
 
-Decides what happens to a choice after which the answer could not end in time: it is struck out and the row chooses
-again, with the same randomness; after a few such choices the row takes the next token of the ending that is known. Raw
-log probabilities are the model's, before any mask.
+Decides what happens to a choice after which the answer could not end in time: it is ruled out and the row chooses
+again, with the same randomness; after a few such choices the row takes the next token of the known ending. Raw log
+probabilities are the model's, before any mask.
 Side threads make matchers, compute masks as soon as a row's last token is known, and advance matchers if that takes a
-search. A step waits for them briefly; a row whose grammar is not ready then waits, and draws in a later step what it
-would have drawn in this one.
+search. A step waits for them briefly; if a row's grammar is still not ready, the row waits, and draws in a later step
+what it would have drawn in this one.
 When reasoning has used up its budget, only one token may be chosen: the next of the closing tag. Knows no grammar and
 no tag, only matchers and `Thinking`s (`contract.ports`).
 
-Invariants: a row's outcome depends on that row alone; rows with neither, or whose reasoning is over,
+Invariants: a row's outcome depends on that row alone; rows with neither grammar nor budget, or whose reasoning is over,
 are not touched and cost nothing.
 """
 
@@ -37,11 +37,11 @@ __all__ = ["GrammarMasking", "PendingMasks"]
 
 _MOST_REJECTIONS = 8
 _PATIENCE_SECONDS = 0.05
-"""How long a step may wait for masks, and again for matchers to take its draws; all rows together."""
+"""How long a step may wait for masks, and again for matchers to take its draws; for all rows together."""
 _MOST_FORESEEN = 16
-"""Tokens of a guess."""
+"""Most tokens of a guess."""
 _SHORT_PATIENCE_SECONDS = 0.002
-"""The same if the step has rows without a grammar: many times what nearly every mask takes."""
+"""The same if the step also has rows without a grammar: many times as long as nearly every mask takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,16 +58,16 @@ class PendingMasks:
 
 
 _Guided = tuple[int, int, GuidedRow]
-"""A row's index among those that sample, its slot and its form."""
+"""A row's index among the rows that sample, its slot and its form."""
 
 
 class GrammarMasking:
-    """The forms and budgets of the slots. Owned by the runner; changed by plans and samples only.
+    """The forms and budgets of the slots. Owned by the runner; only plans and samples change it.
 
     Args:
         backend: samples, and rules tokens out.
         grammars: None in a runner that is never given a grammar.
-        budgets: None in one that is never given a thinking budget.
+        budgets: None in a runner that is never given a thinking budget.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class GrammarMasking:
                 self._think(admit.slot, token)
 
     def begin_step(self, rows: Sequence[Row]) -> None:
-        """Decide how long the draws of a step with these `rows` may wait, drawing or not: others wait with them."""
+        """Decide how long the draws of a step may wait. `rows` are all its rows: those that do not draw wait too."""
         self._step_rows = len(rows)
         alone = not self._guided or all(row.slot in self._guided for row in rows)
         self._patience = _PATIENCE_SECONDS if alone else _SHORT_PATIENCE_SECONDS
@@ -136,12 +136,12 @@ class GrammarMasking:
 
         Args:
             rows: rows with drafts and without stages that look back.
-            logits: for each `[1 + D, V]` float32; not changed.
-            own: how each samples.
-            next_positions: index in its sequence of the first token that each chooses.
+            logits: for each row `[1 + D, V]` float32; not changed.
+            own: how each row samples.
+            next_positions: for each row, the index in its sequence of the first token that it chooses.
 
         Returns:
-            The draws, and for each row which of them are valid, including its last one.
+            The draws, and for each row the range of draws that are valid, including its last one.
         """
         forms = [self._guided[row.slot] for row in rows]
         width = logits[0].shape[-1]
@@ -178,7 +178,7 @@ class GrammarMasking:
         return () if form is None else form.foresee(_MOST_FORESEEN)
 
     def release(self, slot: int) -> None:
-        """Forget the sequence in `slot`. Work under way for it finishes and is not used."""
+        """Forget the sequence in `slot`. Work under way for it finishes, and its result is not used."""
         self._thinking.pop(slot, None)
         self._guided.pop(slot, None)
         self._broken.discard(slot)
@@ -217,7 +217,7 @@ class GrammarMasking:
     ) -> Sampled:
         """`sampler.sample` under the pending masks and due tokens; then advance matchers and budgets.
 
-        What a mask rules out becomes -inf in `logits`, `[S, V]` float32.
+        Tokens that a mask rules out become -inf in `logits`, `[S, V]` float32.
         """
         if pending is None:
             return sample(logits, samplings, positions, row_views, self._choose)
@@ -238,13 +238,13 @@ class GrammarMasking:
                 self._think(slot, sampled.tokens[row])
         if before is not None:
             score_again(sampled, before, samplings, raw, self._choose)
-        if len(self._waiting) == self._step_rows:  # nobody is kept from anything
+        if len(self._waiting) == self._step_rows:  # every row waits: no other is held up
             unknown = [form.unknown for _, _, form in pending.guided]
             self._threads.wait_for_any(unknown, _PATIENCE_SECONDS)
         return sampled
 
     def _lower(self, logits: Tensor, guided: list[_Guided]) -> list[_Guided]:
-        """Mask, in place, the logits of rows whose mask is ready; return these rows. Others wait or are broken."""
+        """Mask, in place, the logits of rows whose mask is ready; return these rows. The others wait or are broken."""
         self._waiting.clear()
         self._threads.wait_until([form.mask for _, _, form in guided], time.monotonic() + self._patience)
         masked: list[_Guided] = []

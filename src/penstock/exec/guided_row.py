@@ -1,9 +1,9 @@
 """One guided answer in the runner: its matcher, the mask of its next token, and the tokens that were tried.
 
-Slow work happens in side threads, one thing at a time: making a matcher, advancing it by a search for an ending, or
+Slow work happens in side threads, one piece at a time: making a matcher, advancing it by a search for an ending, or
 computing a mask. Until it is done the row waits and a later step asks again; the results do not depend on when they
-arrive. A token that needs no search is taken in the step's own thread. Masks are computed there too once some were
-quick: handing work to another thread and back takes several times as long as most masks.
+arrive. A token that needs no search is taken in the step's own thread. Masks are computed there too, once a few masks
+were quick: handing work to another thread and back takes several times as long as most masks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["GuidedRow"]
 
 _LONG_SECONDS = 0.005
 _SLOW_SECONDS = 0.001
-"""CPU time above which work counts as long: in a side thread, and for a token in the step's own."""
+"""CPU time above which work counts as long: in a side thread, and for a token in the step's own thread."""
 _LONG_FOR = 8
 """Pieces of work after a long one for which no step waits: searches come back every few tokens."""
 _SLOW_MASK_SECONDS = 0.003
 _QUICK_SECONDS = 0.001
 _PROVEN = 3
-"""Quick masks in a row after which the next ones are computed in the step's own thread; twice as many after one of
-them took long."""
+"""After this many quick masks in a row, the next ones are computed in the step's own thread; the number doubles each
+time that one of these takes long."""
 
 _Result = TypeVar("_Result")
 
@@ -41,31 +41,31 @@ class GuidedRow:
 
     Args:
         threads: where the work is done.
-        make: makes the matcher, advanced past what was generated before a preemption; None if that is impossible.
+        make: makes the matcher, advanced past what was generated before a preemption; returns None if it cannot be.
         rule_out: rules tokens out of a row of logits, as `Backend.rule_out` does.
 
     Attributes:
-        mask: whether the next token has a mask, once that is known; if not, the row is broken.
+        mask: gives, when it is done, whether the next token has a mask; if not, the row is broken.
     """
 
     def __init__(self, threads: SideThreads, make: Callable[[], Matcher | None], rule_out: RuleOut) -> None:
         self._threads = threads
         self._rule_out = rule_out
         self._matcher: Matcher | None = None
-        self._refused: set[int] = set()  # after the tokens so far
-        self._closing: int | None = None  # the first token of the known ending, once it was asked for
+        self._refused: set[int] = set()  # not allowed after the tokens so far
+        self._closing: int | None = None  # first token of the known ending, once requested
         self._trying: tuple[int, Future[bool]] | None = None
         self._expected_long = 0  # pieces of work to come
-        self._slow = False  # once a token that was taken at once took long, for the rest of the answer
-        self._quick = 0  # masks in a row that were
+        self._slow = False  # whether a token taken at once was slow; holds for the rest of the answer
+        self._quick = 0  # quick masks in a row
         self._needed = _PROVEN
-        self._ahead: list[tuple[Matcher, bytes]] = []  # behind each draft that was followed: where, and its mask
+        self._ahead: list[tuple[Matcher, bytes]] = []  # after each followed draft: matcher and mask
         self._allowed: bytes = b""  # the mask of the next token
         self.mask: Future[bool] = self._submit(lambda: self._begin(make))
 
     @property
     def unknown(self) -> Future[bool]:
-        """The work under way; a finished one if there is none."""
+        """The future of the work under way; a finished one if there is none."""
         return self.mask if self._trying is None else self._trying[1]
 
     def lower(self, logits: Tensor, lowered: Tensor) -> None:
@@ -74,18 +74,18 @@ class GuidedRow:
 
     @property
     def goes_along(self) -> bool:
-        """Whether `lower_along` may be called: the mask is known, and all was quick so far."""
+        """Whether `lower_along` may be called: the mask is known, and work was quick so far."""
         return self._proven and self._trying is None and not self._refused and self.mask.done() and self.mask.result()
 
     def lower_along(self, logits: Tensor, lowered: Tensor, drafts: Sequence[int]) -> int:
         """As `lower`, for the place of the next token and the places after each of `drafts`, as far as that is quick.
 
-        The matcher moves only with `arrive`, which must follow.
+        Does not move the matcher: a call of `arrive` must follow, and does that.
 
         Args:
             logits: `[1 + D, V]`.
             lowered: `[1 + D, V]`, written.
-            drafts: `D` of them.
+            drafts: `D` drafts.
 
         Returns:
             How many drafts are allowed without a search; the places after these are written too.
@@ -106,12 +106,12 @@ class GuidedRow:
         return len(self._ahead) - 1
 
     def arrive(self, count: int) -> None:
-        """This many drafts were drawn: advance past them."""
+        """Advance past the first `count` drafts, which were drawn."""
         self._matcher, self._allowed = self._ahead[count]
         self._ahead = []
 
     def take(self, token: int) -> Future[bool]:
-        """Whether the matcher has advanced past `token`. Asked for the same token again, it does not try again."""
+        """Whether the matcher has advanced past `token`. A second call for the same token does not try again."""
         if token in self._refused:
             return _known(False)
         if self._trying is None:
@@ -125,7 +125,7 @@ class GuidedRow:
 
     def settle(self, token: int, taken: bool) -> None:
         """Apply the result of `take`: go on to the next token, or remember that this one is not allowed."""
-        if token in self._refused:  # said again: another one is being tried
+        if token in self._refused:  # a repeated call: another token is being tried
             return
         self._trying = None
         if taken:
@@ -136,9 +136,9 @@ class GuidedRow:
             self._refused.add(token)
 
     def closing(self) -> int:
-        """See `Matcher`; the same until a token is taken.
+        """See `Matcher`; the result stays the same until `settle` says that a token was taken.
 
-        A side thread may have moved the matcher past that very token before the row is told that it was taken.
+        By then a side thread may already have moved the matcher past that token.
         """
         if self._closing is None:
             self._closing = self._followed().closing()
@@ -162,7 +162,7 @@ class GuidedRow:
         return self._quick >= self._needed and not self._long
 
     def _at_once(self, work: Callable[[], _Result]) -> _Result:
-        """Compute something in this thread; if it takes long, the next ones go to a side thread."""
+        """Do `work` in this thread; if it takes long, the next pieces of work go to a side thread."""
         began = time.thread_time()
         result = work()
         if time.thread_time() - began > _SLOW_MASK_SECONDS:
@@ -174,7 +174,7 @@ class GuidedRow:
         self._needed *= 2
 
     def _submit(self, work: Callable[[], bool]) -> Future[bool]:
-        """Submit work to a side thread, to one of its own if it is likely to be long."""
+        """Submit work to a side thread, or to a thread of its own if it is likely to take long."""
 
         def timed() -> bool:
             began = time.thread_time()
@@ -187,7 +187,7 @@ class GuidedRow:
         return self._threads.submit(timed, long=self._long)
 
     def _take_at_once(self, matcher: Matcher, token: int) -> bool | None:
-        """`Matcher.take_at_once` in this thread; not tried where it is likely to take long."""
+        """Call `Matcher.take_at_once` in this thread; None if that is likely to take long, without trying."""
         if self._long or self._slow:
             return None
         began = time.thread_time()

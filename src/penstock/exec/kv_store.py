@@ -1,8 +1,8 @@
 """The KV cache: memory for the keys and values of every block, sized once from a budget in bytes.
 
 Decides how much fits and how it is laid out. A block holds a fixed number of positions of one sequence in all caches of
-a model, each with its own heads and head width; layers may share a cache. Does not know layers, owners or contents of
-blocks: blocks are reused without being cleared, so readers must not read beyond what was written.
+a model; each cache has its own heads and head width, and layers may share a cache. Does not know layers, owners or
+contents of blocks: blocks are reused without being cleared, so readers must not read beyond what was written.
 
 Invariant: the memory never moves and never grows after construction.
 """
@@ -41,10 +41,10 @@ _HOST = torch.device("cpu")
 
 
 def resolve_kv_dtype(option: str, dtype: torch.dtype, backend: Backend) -> torch.dtype:
-    """The dtype of keys and values for the option `kv_cache_dtype`; `auto` is that of the activations, `dtype`.
+    """The dtype of keys and values for the option `kv_cache_dtype`; `auto` means the activations' dtype, `dtype`.
 
     Raises:
-        ConfigError: int8, where the attention that will run cannot read it.
+        ConfigError: for int8 if the attention that will run cannot read it.
     """
     if option == "auto":
         return dtype
@@ -55,7 +55,7 @@ def resolve_kv_dtype(option: str, dtype: torch.dtype, backend: Backend) -> torch
 
 
 def block_bytes(specs: Sequence[KvCacheSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes that one block takes: keys and values of `block_size` positions in all caches, with the scales of int8."""
+    """Bytes of one block: keys and values of `block_size` positions in all caches, with the scales of int8."""
     return sum(_numbers(spec, block_size, dtype) for spec in specs) * dtype.itemsize
 
 
@@ -69,7 +69,7 @@ def blocks_for(budget_bytes: int, each: int, block_size: int) -> int:
     """How many blocks of `each` bytes and `block_size` tokens a budget pays for.
 
     Raises:
-        ConfigError: when it does not pay for one.
+        ConfigError: the budget does not pay for one block.
     """
     if budget_bytes < each:
         raise ConfigError(
@@ -84,13 +84,13 @@ class KVStore:
     """Keys and values of all caches of a model, in blocks. Owned by the runner.
 
     Attributes:
-        keys: of each cache `[num_blocks, block_size, Hkv, D]` undefined until written; the operating system allocates
+        keys: for each cache `[num_blocks, block_size, Hkv, D]`, undefined until written; the operating system allocates
             the memory as blocks are first used, in large pages if it has them.
-        values: the same; of a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of its keys.
+        values: the same; for a latent cache `[num_blocks, block_size, 1, value_dim]`, a view of its keys.
 
     With `packed`, which only the compiled attention reads, both have the shapes of `packed_keys_shape` and
-    `packed_values_shape` in `kernels.native_attention`; with `dtype` int8 those of `int8_keys_shape` and
-    `int8_values_shape`. A latent cache lies as without `packed`, or with `dtype` int8 in `int8_latent_shape`.
+    `packed_values_shape` in `kernels.native_attention`; with `dtype` int8, of `int8_keys_shape` and
+    `int8_values_shape`. `packed` changes nothing in a latent cache, which has `int8_latent_shape` with `dtype` int8.
     """
 
     def __init__(
@@ -142,18 +142,18 @@ class KVStore:
 
     @cached_property
     def _rows(self) -> BytePlaces:
-        """Each cache's memory on the host, block by block; of a latent cache its keys, which hold its values."""
+        """Each cache's memory on the host, block by block; for a latent cache only its keys, which hold its values."""
         own = [values for keys, values in zip(self.keys, self.values, strict=True) if not _within(values, keys)]
         return rows_of_bytes((*self.keys, *own))
 
     def fill_with_nan(self) -> None:
         """Fill everything with NaN, for tests that nothing is read before it is written."""
         for cache in (*self.keys, *self.values):
-            cache.view(torch.uint8).fill_(0xFF)  # in each floating dtype a NaN; so is the scale of int8
+            cache.view(torch.uint8).fill_(0xFF)  # a NaN in every floating dtype, so also in the scales of int8
 
     @contextmanager
     def borrowed_block(self, block: int) -> Iterator[None]:
-        """Inside the `with`, `block` may be overwritten; after it, the block holds again what it held before."""
+        """Inside the `with`, `block` may be overwritten; afterwards its contents are restored."""
         caches = (*self.keys, *self.values)
         held = [cache[block].clone() for cache in caches]
         try:
@@ -171,7 +171,7 @@ def _within(values: Tensor, keys: Tensor) -> bool:
 def _shapes(
     spec: KvCacheSpec, num_blocks: int, block_size: int, dtype: torch.dtype, *, packed: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Of keys and of values; None for values that are a part of the keys."""
+    """The shapes of keys and of values; None for values that are a part of the keys."""
     size = num_blocks, block_size, spec.heads, spec.head_dim
     if spec.value_dim:
         if dtype == torch.int8:
@@ -199,5 +199,5 @@ def _tensors(sizes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch
         raise ConfigError("kv_cache_memory", f"the system does not give {wanted}: {error.strerror}") from error
     return tuple(
         memory[start : start + length].view(dtype).view(size)
-        for start, length, size in zip(starts, lengths, sizes, strict=False)  # starts has an end more
+        for start, length, size in zip(starts, lengths, sizes, strict=False)  # starts has the end as one more entry
     )

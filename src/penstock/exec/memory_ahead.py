@@ -2,10 +2,10 @@
 
 The system finds and zeroes a large page when it is first written, and all caches of a model reach the end of a page at
 about the same block: once in some thousand tokens a step of 100 ms took 300 ms. Here a thread asks for the next page of
-one cache after the other, with pauses. If steps overtake it, or the system has no such call (Linux before 5.14, other
-systems), the step allocates the memory itself.
+one cache after the other, with pauses. If steps overtake it, or the system has no call for this (Linux before 5.14,
+other systems), the step allocates the memory itself.
 
-Decides how far ahead. Memory far from any used block is not allocated.
+Decides how far ahead memory is allocated. Memory far from any used block is not allocated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.kernels.weight_memory import LARGE_PAGE
 
 __all__ = ["MemoryAhead"]
 
-_POPULATE_WRITE = 23  # madvise(2): as if every page were written, without a change
+_POPULATE_WRITE = 23  # madvise(2): as if every page were written, but nothing changes
 _REST_SECONDS = 0.01
-"""Pause after each page, which takes 1 to 10 ms, so that computing loses little."""
+"""Pause after each page, which takes 1 to 10 ms, so that steps lose little time."""
 
 
 class MemoryAhead:
-    """Allocates memory for the blocks after the highest one in use. `reach` and `settle` are for one thread.
+    """Allocates memory for the blocks after the highest one in use. Only one thread may call `reach` and `settle`.
 
     Args:
         caches: each `[num_blocks, ...]`, contiguous.
@@ -37,7 +37,7 @@ class MemoryAhead:
     def __init__(self, caches: Sequence[Tensor]) -> None:
         self._able = sys.platform == "linux" and bool(caches) and all(cache.device.type == "cpu" for cache in caches)
         self._caches = tuple(caches)
-        self._found = [0] * len(self._caches)  # bytes of each that were asked for
+        self._found = [0] * len(self._caches)  # bytes requested so far, by cache
         self._highest = -1
         self._enough_for = 0  # blocks
         self._working = False
@@ -45,7 +45,7 @@ class MemoryAhead:
         self._hurry = threading.Event()
 
     def reach(self, blocks: Iterable[int]) -> None:
-        """These blocks are used from now on."""
+        """Note that these blocks are used from now on, and allocate ahead if needed."""
         highest = max(blocks, default=-1)
         if highest < self._enough_for or not self._able:
             return
@@ -56,7 +56,7 @@ class MemoryAhead:
             self._thread.start()
 
     def settle(self) -> None:
-        """Return when the memory for the blocks so far is there, without pauses: before anybody waits for a step."""
+        """Allocate the memory for the blocks so far without pauses, and wait for it. Call before serving requests."""
         if self._thread is not None:
             self._hurry.set()
             self._thread.join()
@@ -84,9 +84,9 @@ class MemoryAhead:
         start = (begin + self._found[index]) // LARGE_PAGE * LARGE_PAGE
         first, end = max(start, begin // mmap.PAGESIZE * mmap.PAGESIZE), min(start + LARGE_PAGE, begin + cache.nbytes)
         self._found[index] = end - begin
-        self._able = _populate(first, end - first)  # else it does not know how, or has no memory left: steps find out
+        self._able = _populate(first, end - first)  # no such call, or no memory left: steps find out
 
 
 def _populate(address: int, count: int) -> bool:
-    """Have Linux allocate `count` bytes from the start of a page on. Returns whether it did."""
+    """Have Linux allocate `count` bytes from `address`, the start of a page. Returns whether it did."""
     return not ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _POPULATE_WRITE)

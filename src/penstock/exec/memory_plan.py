@@ -1,4 +1,4 @@
-"""Whether a model fits: compares what it needs with what is free, before the first weight is read.
+"""Checks whether a model fits: compares what it needs with what is free, before the first weight is read.
 
 Decides what is counted and what is advised; knows models only by their sizes in bytes.
 """
@@ -14,10 +14,10 @@ from penstock.contract.memory import readable_bytes
 __all__ = ["Alternative", "MemoryNeeds", "check_fits"]
 
 RESERVE = 96 << 20
-"""Bytes for what is not counted: grammars, HTTP, thread stacks, fragmentation."""
+"""Bytes set aside for what is not counted: grammars, HTTP, thread stacks, fragmentation."""
 
 USEFUL_TOKENS = 512
-"""An alternative whose KV cache holds less is not advised."""
+"""An alternative whose KV cache holds fewer tokens is not advised."""
 
 _NAMED = 3
 
@@ -28,15 +28,15 @@ class MemoryNeeds:
 
     Attributes:
         weights: all parameters, as they will be kept.
-        packing: what the largest parameter takes temporarily while it is read and packed.
+        packing: temporary memory for the largest parameter while it is read and packed.
         step: working memory of the largest step.
         block: one block of the KV cache.
-        block_tokens: how many tokens it holds.
-        blocks: how many there must be.
+        block_tokens: how many tokens a block holds.
+        blocks: how many blocks there must be.
         pages: the least that a used KV cache takes: large pages for each layer's keys and values.
-        angles: tables of rotary positions, as far as the longest sequence reaches.
+        angles: tables of rotary positions, up to the length of the longest sequence.
         adapters: the most that adapters may take.
-        processes: of ranks other than the first, beside what they hold.
+        processes: the processes of ranks other than the first, beside the data that they hold.
     """
 
     weights: int
@@ -91,16 +91,16 @@ class Alternative:
 
 
 def check_fits(option: str, needs: MemoryNeeds, free: int, alternatives: Sequence[Alternative]) -> None:
-    """Refuse what does not fit.
+    """Refuse a model that does not fit.
 
     Args:
         option: the option that decided `needs`, for the message.
-        needs: of the model with the operator's options.
-        free: bytes there are.
+        needs: what the model needs with the operator's options.
+        free: free bytes.
         alternatives: in the order in which they should be advised; those that do not fit are left out.
 
     Raises:
-        ConfigError: more is needed than is free; it says how much, of what, and what would fit.
+        ConfigError: more is needed than is free; says how much, for what, and what would fit.
     """
     if needs.total <= free:
         return

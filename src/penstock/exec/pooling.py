@@ -4,7 +4,7 @@ Decides how states are summed, cut and scaled, and when the layers after pooling
 computed or for which request.
 
 Invariant: a vector's bits depend only on the states of its prompt in order of position. States are added one by one in
-float64, so neither the borders of rows nor other rows make a difference.
+float64, so neither the boundaries between rows nor other rows make a difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pools:
         self._layers = tuple(layers)
 
     def admit(self, admit: Admit) -> None:
-        """Admit a sequence; a preempted one begins again."""
+        """Admit a sequence; the pooling of a preempted one starts again."""
         if admit.embedding is None:
             return
         skips = admit.computed and not admit.embedding.pooling.takes_cached
@@ -55,15 +55,15 @@ class Pools:
         self._pools.pop(slot, None)
 
     def take(self, rows: Sequence[Row], q_start: Tensor, hidden: Tensor) -> dict[int, bytes | None]:
-        """Add the states of `rows`, `hidden` `[T, H]`, of which row `r` has `q_start[r]` to `q_start[r + 1]`.
+        """Add the states of `rows`, `hidden` `[T, H]`; row `r` has states `q_start[r]` to `q_start[r + 1]`.
 
         Returns:
-            Slot to vector of each prompt that is complete now; None if a value is not finite.
+            For each prompt that is complete now, its vector by slot; None if a value is not finite.
         """
         if not self._pools:
             return {}
         vectors: dict[int, bytes | None] = {}
-        for row, first in zip(rows, q_start.tolist(), strict=False):  # of which the last is an end
+        for row, first in zip(rows, q_start.tolist(), strict=False):  # the last entry is an end
             pool = self._pools.get(row.slot)
             if pool is None:
                 continue
@@ -85,7 +85,7 @@ def _add(pool: _Pool, states: Tensor) -> None:
     total = torch.zeros(states.shape[1], dtype=torch.float64, device=states.device)
     if pool.total is not None:
         total = pool.total
-    for state in states.double():  # one by one: a `sum` may group them, by their number
+    for state in states.double():  # one by one: `sum` may group them, depending on their number
         total = total + state
     pool.total = total
 
@@ -99,7 +99,7 @@ def _finished(pool: _Pool, layers: Sequence[EmbeddingLayer]) -> bytes | None:
     if pool.spec.dimensions:
         vector = vector[: pool.spec.dimensions]
     vector = vector.cpu()
-    length = vector.square().sum().sqrt()  # of one row that is always as long: its order of additions never changes
+    length = vector.square().sum().sqrt()  # one row of fixed length: its order of additions never changes
     if pool.spec.normalize and length > 0:
         vector = vector / length
     vector = vector.float()

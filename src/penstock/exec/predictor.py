@@ -1,14 +1,14 @@
-"""A predictor of the second token, as the drafter: one further layer that reads what the model computed.
+"""Drafts with a predictor of the second token: one further layer that reads what the model computed.
 
-It comes with the model, or is an EAGLE-3 head trained for it; see `nn.program.Predictor`.
+The layer comes with the model, or is an EAGLE-3 head trained for it; see `nn.program.Predictor`.
 
-It has a KV store of its own and the model's block tables, as a draft model has. But what it reads cannot be computed
-again: the model's hidden states pass by once, step by step. So it follows a sequence from the first position or not at
-all: it computes, in each step, every position that the step computed and whose next token is known by now. A sequence
-whose prompt was cached without it, or read from files, has no guesses.
+It has a KV store of its own and the model's block tables, as a draft model has. But its input cannot be computed again:
+the model's hidden states are there only in the step that computes them. So it follows a sequence from the first
+position or not at all. In each step it computes every position that the step computed and whose next token is known by
+now. A sequence whose prompt was cached without it, or read from files, has no guesses.
 
-Position `p` holds the token at `p + 1`, beside the hidden state at `p`. A guess behind the first has what the
-predictor computed for a hidden state, which is less right with every further token.
+Position `p` holds the token at `p + 1`, beside the hidden state at `p`. Guesses after the first use the predictor's own
+output as the hidden state, which is less accurate with every further token.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["PredictingDrafter"]
 
 
 class PredictingDrafter(DraftModel):
-    """Owned by a runner; see `DraftModel`, whose tables it keeps without the first token of each sequence.
+    """Guesses with a predictor. Owned by a runner. Its tables are `DraftModel`'s, less each sequence's first token.
 
     Args:
         model: computes `own.program`.
         own: the predictor.
         dtype: dtype of its activations.
-        kv: its own, with as many blocks as the model's, and as large ones.
-        max_num_seqs: slots.
+        kv: its own KV store, with as many blocks as the model's, of the same number of positions.
+        max_num_seqs: number of slots.
         max_model_len: most tokens of a sequence.
         vocab_size: width of the model's logits.
-        backend: computes with it; the model's.
-        clock: says what it takes.
+        backend: the model's backend.
+        clock: measures the time that guessing takes.
     """
 
     reads_hidden = True
@@ -68,7 +68,7 @@ class PredictingDrafter(DraftModel):
         self._vocabulary = None if vocabulary is None else vocabulary.to(kv.device)
 
     def admit(self, admit: Admit) -> None:
-        """Follow a sequence, if it was followed wherever it is computed already."""
+        """Follow a sequence if all of its computed positions were followed."""
         size = self.kv.block_size
         cached, fresh = admit.blocks[: admit.computed // size], admit.blocks[admit.computed // size :]
         self._whole[list(fresh)] = False
@@ -78,12 +78,12 @@ class PredictingDrafter(DraftModel):
         prompt = admit.prompt_tokens if admit.prompt_tokens < 0 else admit.prompt_tokens - 1
         shifted = replace(silently(admit), tokens=admit.tokens[1:], prompt_tokens=prompt, computed=0)
         self._tables.admit(shifted)
-        self._tables.fall_back(admit.slot, admit.computed)  # which may be all that is known of the next tokens
+        self._tables.fall_back(admit.slot, admit.computed)  # perhaps as many as there are known next tokens
         self._noted[admit.slot] = len(cached)
         self._guesses[admit.slot] = ()
 
     def advance(self, row: Row) -> None:
-        """The model computes `row`: what was in its new blocks is no longer valid, for whoever follows or not."""
+        """The model computes `row`: earlier contents of its new blocks become invalid, followed or not."""
         self._whole[list(row.new_blocks)] = False
         if row.slot in self._guesses:
             self._tables.extend(row.slot, row.new_blocks)
@@ -94,9 +94,9 @@ class PredictingDrafter(DraftModel):
         """Compute the positions of `rows` that are final, and guess where ordered. See `DraftModel.follow`.
 
         Args:
-            rows: all that were computed, or read from the store.
-            results: what came of those that have something to say, in their order.
-            hidden: by slot `[positions of the row, H]`, or of taps; of a row that waited, its last position alone.
+            rows: all rows that were computed, or read from the store.
+            results: the results of the rows that have one, in the order of the rows.
+            hidden: by slot `[positions of the row, H]`, or taps; for a row that waited, only its last position.
         """
         began = self._clock.now()
         said = {result.slot: result for result in results}
@@ -107,7 +107,7 @@ class PredictingDrafter(DraftModel):
         return told, GuessWork(self._clock.now() - began, passes, positions)
 
     def _final(self, row: Row, result: RowResult | None, hidden: Mapping[int, Tensor]) -> Row | None:
-        """The positions of `row` whose next token is known; None for none. A sequence with a gap is forgotten."""
+        """The positions of `row` whose next token is known; None if there are none. Forgets a sequence with a gap."""
         slot, tables = row.slot, self._tables
         if slot not in self._guesses:
             return None
@@ -150,7 +150,7 @@ class PredictingDrafter(DraftModel):
         return passes, positions
 
     def _joined(self, read: Tensor) -> Tensor:
-        """The hidden states `[T, H]` that what was read of the model's step amounts to."""
+        """The hidden states `[T, H]` made from what was read from the model's step."""
         own = self._own
         if own.joined is None:
             return read

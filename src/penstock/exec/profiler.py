@@ -1,4 +1,4 @@
-"""Torch's profiler behind the port `Profiler`: every operation of one thread, and what it launched on a device."""
+"""Torch's profiler behind the port `Profiler`: records one thread's operations and what they launch on a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TorchProfiler:
 
     def start(self) -> None:
         """See `contract.ports.Profiler`."""
-        profile = torch.profiler.profile()  # of every activity that this machine has
+        profile = torch.profiler.profile()  # records every activity that this machine has
         try:
             profile.start()
         except RuntimeError as error:

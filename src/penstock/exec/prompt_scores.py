@@ -1,7 +1,7 @@
-"""The log probabilities of a prompt's tokens, from the hidden states of a step.
+"""Computes the log probabilities of a prompt's tokens from the hidden states of a step.
 
-To the bit those that the same tokens had as an answer. Computes logits for a few positions at a time, since `[T, V]` of
-a long prompt is larger than any model. Knows no sequence and no slot table.
+They have the same bits as if the tokens were an answer. Computes logits for a few positions at a time, since `[T, V]`
+for a long prompt is larger than any model. Knows no sequence and no slot table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def prompt_scores(
 
     Args:
         logits_of: `[S, H]` to `[S, V]`.
-        hidden: `[S, H]`, hidden states of the position before each target.
+        hidden: `[S, H]`, the hidden state of the position before each target.
         targets: the tokens to score.
         count: how many top tokens are reported at each position.
         start: index of the first target in its prompt.

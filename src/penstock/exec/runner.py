@@ -3,8 +3,8 @@
 Does what the plan says. Does not know the scheduler, text, or how a model is built: the model is a `forward` that calls
 back for attention, which this file computes over the KV store.
 
-Invariant: between steps, everything known of a sequence is in the slot tables and the KV store; a released slot leaves
-nothing behind that a later sequence could see.
+Invariant: between steps, everything known about a sequence is in the slot tables and the KV store; a released slot
+leaves nothing behind that a later sequence could see.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RowGuesser(Protocol):
     Attributes:
         kv: its own memory.
         reads_hidden: whether it reads the hidden states that the step computed.
-        reads_taps: width of the model's taps if it reads these instead of the hidden states after the last norm, or 0.
+        reads_taps: width of the model's taps if it reads taps instead of the hidden states after the last norm, else 0.
     """
 
     kv: KVStore
@@ -71,7 +71,7 @@ class RowGuesser(Protocol):
     reads_taps: int
 
     def admit(self, admit: Admit) -> None:
-        """Take in a sequence."""
+        """Admit a sequence."""
         ...
 
     def release(self, slot: int) -> None:
@@ -79,7 +79,7 @@ class RowGuesser(Protocol):
         ...
 
     def advance(self, row: Row) -> None:
-        """`row` is computed now."""
+        """Note that `row` is computed now."""
         ...
 
     def reset(self) -> None:
@@ -93,16 +93,16 @@ class RowGuesser(Protocol):
     def follow(
         self, rows: Sequence[Row], results: Sequence[RowResult], hidden: Mapping[int, Tensor]
     ) -> tuple[tuple[RowResult, ...], GuessWork]:
-        """Note what rows drew, and guess as they order. Returns the results with guesses, and what that took.
+        """Note what rows drew, and guess as they order. Returns the results with guesses, and what guessing took.
 
-        `hidden` has by slot what was computed, `[positions of the row, H]`, or taps instead; of a row that waited, the
-        last position alone. Empty if `reads_hidden` is false.
+        `hidden` has the hidden states by slot, `[positions of the row, H]`, or taps instead; for a row that waited,
+        only its last position. It is empty if `reads_hidden` is false.
         """
         ...
 
 
 class _Held(NamedTuple):
-    """What is kept of the last known position of a slot whose draw waits: `[H]`, and `[width]` for the guesser."""
+    """States kept for the last known position of a slot whose draw waits: `[H]`, and `[width]` for the guesser."""
 
     hidden: Tensor
     read: Tensor
@@ -146,7 +146,7 @@ class TorchRunner:
         self._slots = SlotTables(max_num_seqs, max_model_len, kv.block_size)
         self._masking = GrammarMasking(backend, grammars, budgets)
         self._pools = Pools(self._embedding_layers)
-        self._held: dict[int, _Held] = {}  # of slots whose draw waits
+        self._held: dict[int, _Held] = {}  # by slot, for slots whose draw waits
         stores = (kv,) if drafter is None else (kv, drafter.kv)
         self._ahead = MemoryAhead([cache for store in stores for cache in (*store.keys, *store.values)])
         self._clock = clock
@@ -209,7 +209,7 @@ class TorchRunner:
         return False
 
     def load_adapter(self, name: str, path: str, digest: str = "") -> AdapterFacts:
-        """See `contract.ports.AdaptingRunner`; an adapter of another digest is refused, unless it is ""."""
+        """See `contract.ports.AdaptingRunner`; refuses an adapter with another digest, unless `digest` is ""."""
         return self._adapters.load(name, path, digest)
 
     def unload_adapter(self, name: str) -> None:
@@ -222,17 +222,17 @@ class TorchRunner:
             self._keeping.close()
 
     def warm_up(self) -> float:
-        """Run the code of a first request once, so that it is not slower than the tenth.
+        """Run the code of a first request once, so that the first request is not slower than the tenth.
 
         Uses its own tables and restores the block that it borrows, so it leaves no trace. Returns the seconds of a step
-        with one row that decodes, without a draft model's.
+        with one decoding row, without the draft model's part.
         """
         count = min(3, self._kv.block_size, self._max_model_len)
         spec = SamplingSpec((("logprobs", 0), ("seed", 0), ("temperature", 0.5), ("top_k", 2), ("top_p", 0.5)))
         tokens = (0,) * count
         admit = Admit(slot=0, seq_id="warm-up", tokens=tokens, blocks=(0,), computed=0, sampling=spec, choice=0)
         chunk = (Row(0, 0, count - 1, (), False),) if count > 1 else ()
-        fits = count < min(self._kv.block_size, self._max_model_len)  # a guess behind the token that is drawn
+        fits = count < min(self._kv.block_size, self._max_model_len)  # a guess after the token that is drawn
         last = (Row(0, count - 1, 1, (), True, follow=count + 1 if fits else 0, guesses=int(fits)),)
         keeping, self._keeping = self._keeping, None
         kept, self._slots = self._slots, SlotTables(1, self._max_model_len, self._kv.block_size)
@@ -265,7 +265,7 @@ class TorchRunner:
     def _compute(self, rows: Sequence[Row]) -> tuple[tuple[RowResult, ...], dict[int, Tensor]]:
         """Compute `rows`; score and embed prompts as asked, draw the tokens of rows that sample.
 
-        After a draw that waited nothing is recomputed, because recurrent state has moved on: its hidden state was kept.
+        A draw that waited uses the hidden state kept for it: recomputing is impossible once recurrent state moved on.
 
         Returns:
             The results, and the hidden states for `RowGuesser.follow`.
@@ -299,7 +299,7 @@ class TorchRunner:
                 hidden = hidden[_sampled_places(fresh, batch.q_start)]
             draws_from.insert(0, hidden)
             for row in fresh if self._held else ():
-                self._held.pop(row.slot, None)  # it waited, and is computed again because it has drafts
+                self._held.pop(row.slot, None)  # waited, but is computed again because it has drafts
         for row in waited if self._states is not None else ():
             self._states.keep(row)
         drawn = Drawn(defaultdict(list), {}, {}, {})
@@ -317,7 +317,7 @@ class TorchRunner:
         return _results(rows, drawn, prompts, vectors), read_of
 
     def _forward(self, batch: ForwardBatch, attend: PagedAttend, adapted: Adapted) -> tuple[Tensor, Tensor | None]:
-        """Compute a batch: the hidden states, and the taps if the guesser reads these."""
+        """Compute a batch. Returns the hidden states, and the taps if the guesser reads them."""
         width = 0 if self._drafter is None else self._drafter.reads_taps
         if not width:
             return self._model.forward(batch.token_ids, batch.positions, attend, adapted), None
@@ -325,9 +325,9 @@ class TorchRunner:
         return self._model.forward(batch.token_ids, batch.positions, attend, adapted, taps), taps
 
     def _prompt_scores(self, rows: Sequence[Row], batch: ForwardBatch, hidden: Tensor) -> dict[int, PromptScores]:
-        """Slot to scores of the prompt tokens that its row predicts, for those `rows` that want them."""
+        """By slot, the scores of the prompt tokens that its row predicts, for the `rows` that want scores."""
         scores: dict[int, PromptScores] = {}
-        for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # of which the last is an end
+        for row, first in zip(rows, batch.q_start.tolist(), strict=False):  # the last entry is an end
             count = self._slots.sampling(row.slot).prompt_top
             targets = self._slots.prompt_targets(row) if count >= 0 else []
             if targets:

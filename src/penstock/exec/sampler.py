@@ -1,13 +1,13 @@
-"""Choosing the next token of every row that samples, all rows at once.
+"""Chooses the next token of every row that samples, all rows at once.
 
 Decides how the stages of `penstock.sampling` are run and how a token is drawn: in one compiled call if the logits are
 in CPU memory and the call knows all stages of the row, otherwise stage by stage in torch. Does not know the maths of a
 parameter, nor sequences: a row is its logits, a `RowSampling` and a position.
 
 Invariants: a row's result and the path it takes depend on that row alone; the log probability of its token has the same
-bits however many top tokens are requested; a row pays only for the stages that it uses; the device is waited for once a
-step (and once more for top_p). Only operations that work row by row are used. In particular no `sum` of floats over a
-row: torch adds up a single row in another order than one of several.
+bits however many top tokens are requested; a row pays only for the stages that it uses; a step waits for the device
+once (and once more for top_p). Only operations that work row by row are used. In particular there is no `sum` of floats
+over a row: torch adds up a single row in another order than a row among several.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COLUMNS = {
     "top_p": (torch.float64, 1.0),
     "min_p": (torch.float32, 0.0),
 }
-"""The stages that the compiled call knows: the dtype of their column, and the neutral value."""
+"""The stages that the compiled call knows: for each, the dtype of its column, and its neutral value."""
 
 _COMPILED = frozenset(_COLUMNS)
 
@@ -61,19 +61,19 @@ ViewRows = Callable[[Sequence[int]], RowViews]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSampling:
-    """How one sequence chooses its tokens: its sampling parameters, made ready once at admission.
+    """How one sequence chooses its tokens: its sampling parameters, prepared once at admission.
 
-    Equal only to itself, so that what is derived from a batch of rows can be reused for the same batch.
+    Equal only to itself, so that metadata derived from a batch of rows can be reused for the same batch.
 
     Attributes:
         greedy: always the top token; then only stages before temperature are used, and no seed is read.
         stages: name and value of the used stages with a single number.
         row_stages: names of the other used stages.
-        seed: together with `choice` and the position the key of its random numbers.
+        seed: together with `choice` and the position, the key of its random numbers.
         wants_logprob: whether the log probability of the chosen token is computed.
         top: how many top tokens are reported with their log probabilities.
         prompt_top: how many are reported for each token of the prompt; -1 if its scores are not requested.
-        processed: whether log probabilities are those after the stages.
+        processed: whether log probabilities are computed after the stages.
         spec: the specification that this was read from.
     """
 
@@ -120,7 +120,7 @@ class Sampled(NamedTuple):
     Attributes:
         tokens: one id a row; undefined if the row failed.
         logprobs: log probability of the token, 0.0 if not requested.
-        failed: whether the row had no distribution: NaN or +inf among its logits, or only -inf.
+        failed: whether the row had no distribution: its logits held NaN or +inf, or were all -inf.
         top_logprobs: the top tokens with their log probabilities, as many as requested.
         ranks: the token's rank by likelihood, from 1; 0 if the log probability was not requested.
     """
@@ -165,8 +165,8 @@ def sample(
         logits: `[S, V]` float32; not changed.
         samplings: how each row chooses.
         positions: index in its sequence of the token that each row chooses.
-        row_views: shows rows, by index, to stages that need to see more than logits.
-        choose: the backend's compiled call; None leaves every row to torch.
+        row_views: shows rows, by index, to stages that need more than logits.
+        choose: the backend's compiled call; with None torch does every row.
     """
     if choose is None:
         return _sample_in_torch(logits, samplings, positions, row_views)
@@ -252,7 +252,7 @@ def _sample_in_torch(
     staged = _staged(logits, samplings, row_views)
     if staged is not logits:
         failed |= staged.amax(-1) == float("-inf")  # the caller allowed only tokens that the model rules out
-    tokens = staged.argmax(-1)  # [S]; of equal logits the lowest id
+    tokens = staged.argmax(-1)  # [S]; among equal logits, the lowest id
     random = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if random:
         at = _index(random, logits)
@@ -261,7 +261,7 @@ def _sample_in_torch(
     raw = [row for row in scored if not samplings[row].processed]
     processed = [row for row in scored if samplings[row].processed]
     logprobs = _logprobs(logits, tokens, raw, choose) + _logprobs(staged, tokens, processed, choose)
-    # Token ids are exact in float64, so that one copy to the host brings everything.
+    # Token ids are exact in float64, so one copy to the host brings everything.
     host = torch.stack((tokens.double(), logprobs.double(), failed.double())).tolist()
     sampled = Sampled.unscored([int(token) for token in host[0]], host[1], [bool(flag) for flag in host[2]])
     for of, rows in (logits, raw), (staged, processed):
@@ -339,8 +339,8 @@ def _score(
 ) -> None:
     """Note the ranks of `rows` under `logits` `[S, V]`, and the top tokens of rows that want some.
 
-    `logprobs_of` gives the log probabilities `[R, V]` of some rows, computed as those of their chosen tokens were: a
-    chosen token's has the same bits however many top tokens are requested, and where it is one of them.
+    `logprobs_of` gives the log probabilities `[R, V]` of some rows, computed like those of their chosen tokens: so a
+    chosen token's has the same bits however many top tokens are requested, also when it is one of them.
     """
     if not rows:
         return
@@ -356,7 +356,7 @@ def _score(
 
 
 def _normalized(logits: Tensor, normalizers: Tensor) -> Tensor:
-    """Log probabilities `[R, V]` float32, as the compiled call computes that of the chosen token."""
+    """Log probabilities `[R, V]` float32, computed as the compiled call computes the chosen token's."""
     return (logits.double() - normalizers[:, None]).float()
 
 
@@ -382,8 +382,8 @@ def log_probabilities(logits: Tensor, choose: Choose | None = None) -> Tensor:
 
     Args:
         logits: `[R, V]` float32.
-        choose: the backend's compiled call, which adds up in another order than torch: with it, these are to the bit
-            what it reports of tokens that it chooses.
+        choose: the backend's compiled call, which adds up in another order than torch: with it, the results have the
+            same bits as what it reports for tokens that it chooses.
     """
     if choose is None:
         return logits.double().log_softmax(-1).float()
@@ -392,7 +392,7 @@ def log_probabilities(logits: Tensor, choose: Choose | None = None) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _normalizing(rows: int) -> SamplingMetadata:
-    """For rows of which only the normalizers are wanted."""
+    """Metadata for rows of which only the normalizers are wanted."""
     columns = {name: torch.full((rows,), neutral, dtype=dtype) for name, (dtype, neutral) in _COLUMNS.items()}
     columns["temperature"].zero_()
     return SamplingMetadata(**columns, wants_logprob=torch.ones(rows, dtype=torch.bool))
@@ -411,7 +411,7 @@ def ranks_of(logits: Tensor, tokens: Tensor) -> list[int]:
 
 
 def top_tokens(logits: Tensor, logprobs: Tensor, counts: Sequence[int]) -> list[TopLogprobs]:
-    """The `counts[r]` top tokens of each row of `[R, V]`, equals by ascending id; none that is ruled out."""
+    """The `counts[r]` top tokens of each row of `[R, V]`, equals by ascending id; leaves out tokens ruled out."""
     width = min(max(counts) + 1, logits.shape[-1])  # one more: it shows whether the last one was chosen among equals
     values, ids = logits.topk(width, dim=-1)
     found = logprobs.gather(-1, ids).tolist()

@@ -1,9 +1,9 @@
-"""Predictions of a model at every position of a text, computed by the same runner and plans that serve requests.
+"""Computes a model's predictions at every position of a text, with the same runner and plans that serve requests.
 
 Decides how a text becomes plans: alone, in rows of at most `chunk` positions, as the scheduler would admit it to an
 idle engine. Does not know what the predictions are compared with.
 
-Holds hidden states, never logits: `[T, H]` of a long text is small, `[T, V]` is not.
+Holds hidden states, never logits: for a long text `[T, H]` is small, `[T, V]` is not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Listener:
         return self._model.logits(hidden)
 
     def take(self) -> Tensor:
-        """`[T, H]`, all that was computed since the last call, in order."""
+        """All hidden states computed since the last call, in order: `[T, H]`."""
         heard, self._heard = self._heard, []
         return torch.cat(heard)
 
@@ -69,7 +69,7 @@ class Scorer:
     """Predictions of one model. Owns its runner; not thread-safe."""
 
     def __init__(self, model: CausalLM, make_runner: Callable[[CausalLM], Runner], block_size: int, chunk: int) -> None:
-        """`make_runner` gives a runner with one slot at least, and blocks of `block_size` for the longest text."""
+        """`make_runner` makes a runner with at least one slot, and blocks of `block_size` for the longest text."""
         self._listener = Listener(model)
         self._runner = make_runner(self._listener)
         self._block_size = block_size
@@ -89,7 +89,7 @@ class Scorer:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[S, H]` to `[S, V]` float32, as the runner has them before it samples."""
+        """Logits `[S, V]` float32 of hidden states `[S, H]`, as the runner has them before it samples."""
         return self._listener.logits(hidden)
 
     def _run(self, releases: tuple[int, ...], admits: tuple[Admit, ...], rows: tuple[Row, ...]) -> None:

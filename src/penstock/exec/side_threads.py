@@ -1,8 +1,8 @@
 """Threads for work that a step may wait for, but not for long.
 
-One of them, the first, does all quick work. Long work keeps its thread, and another thread becomes the first. So work
-waits only for quick work. All have low priority: a step that waits for them leaves its processors idle, and beside one
-that computes they take what it leaves.
+One of these threads, called the first, does all quick work. Long work keeps its thread, and another thread becomes the
+first, so work waits only for quick work. All have low priority: while a step waits for them its processors are idle,
+and while a step computes they take only the time that it leaves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Job:
         give_way()
         try:
             self.future.set_result(self.work())
-        except BaseException as error:  # whoever asks for the result gets it
+        except BaseException as error:  # raised for the caller that asks for the result
             self.future.set_exception(error)
 
 
@@ -67,10 +67,10 @@ class SideThreads:
         self._gathered: list[_Job] | None = None
         self._change = threading.Condition()  # guards what follows, and the jobs
         self._first: _Worker | None = None
-        self._long: set[Future[Any]] = set()  # what keeps its thread
+        self._long: set[Future[Any]] = set()  # futures of work that keeps its thread
 
     def submit(self, work: Callable[[], _Result], *, long: bool = False) -> Future[_Result]:
-        """Submit `work`; if it is likely to be `long`, to a thread of its own."""
+        """Submit `work`; if it is likely to be `long`, it gets a thread of its own."""
         job = _Job(work)
         if long:
             self._keep(job.future)
@@ -102,7 +102,7 @@ class SideThreads:
 
     def wait_until(self, futures: Sequence[Future[Any]], deadline: float) -> None:
         """Wait for the quick ones among `futures`: not for long work, nor beyond `deadline` (`time.monotonic`)."""
-        for future in reversed(futures):  # after the last of them the others are done, most often: one wait for all
+        for future in reversed(futures):  # when the last is done, most often so are the others: one wait for all
             while not (future.done() or self._keeps_its_thread(future)):
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -116,7 +116,7 @@ class SideThreads:
             wait(futures, seconds, FIRST_COMPLETED)
 
     def _keeps_its_thread(self, future: Future[Any]) -> bool:
-        """Whether the work is long; then another thread becomes the first, if this one was."""
+        """Whether the work is long. If the first thread's work has become long, another thread becomes the first."""
         with self._change:
             first, now = self._first, time.monotonic()
             if first is not None and first.job is not None and now - first.began >= _LONG_SECONDS:
@@ -137,10 +137,10 @@ class SideThreads:
         go_last()
         while job := self._next_job(me):
             job.run()
-            job = None  # a thread that waits holds on to nothing
+            job = None  # a waiting thread keeps nothing alive
 
     def _next_job(self, me: _Worker) -> _Job | None:
-        """The next job; None if another thread is the first, or none comes in time."""
+        """The next job; None if another thread is the first, or if no job comes in time."""
         with self._change:
             me.job = None
             if self._first is me and not self._jobs and not self._change.wait_for(self._has_work, _IDLE_SECONDS):

@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 _NUMBERS = ("float32", "bfloat16", "float16", "int8", "int4")
-"""Names of the weight formats that are not blocks of a file."""
+"""Names of the weight formats that are not block formats from a file."""
 _NAMED = 3
 _HOST = torch.device("cpu")
 
 
 def computing_line(backend: Backend, dtype: torch.dtype, threads: int) -> str:
-    """Where the model runs, with which kernels, and how exact; if the kernels are torch's, why.
+    """Where the model runs, with which kernels, and how exact that is; if the kernels are torch's, why.
 
     Torch's matrix products choose their order of summation by shape, so batch and chunks may change the last bits.
     """
@@ -47,7 +47,7 @@ def _uncompiled_kernels(backend: Backend) -> str:
 
 
 def wide_heads_line(head_dim: int) -> str:
-    """Says that torch computes attention because heads are too wide for the compiled kernel."""
+    """Says that torch computes attention because the heads are too wide for the compiled kernel."""
     widest = MAX_HEAD_DIM
     return (
         f"attention        torch: heads of {head_dim} are wider than {widest}, so answers are exact up to rounding only"
@@ -67,7 +67,7 @@ def weight_formats(formats: Collection[str], stored: str, dtype: torch.dtype) ->
 
     Args:
         formats: as `weights.bind.Binder` lists them.
-        stored: what the checkpoint is stored in, as `ModelFiles.stored_dtype` has it.
+        stored: the checkpoint's format, as in `ModelFiles.stored_dtype`.
         dtype: of the activations.
     """
     blocks = sorted(name for name in formats if name not in _NUMBERS)
@@ -100,7 +100,7 @@ def unheeded_line(settings: Sequence[str]) -> str:
 
 
 def left_out_line(parts: Mapping[str, int]) -> str:
-    """Which parts of the checkpoint are not computed: the beginning of their names, and their number of tensors."""
+    """Which parts of the checkpoint are not computed: the prefix of their names, and their number of tensors."""
     named = ", ".join(f"{part}* ({count} tensors)" for part, count in parts.items())
     return f"not computed     {named}: text alone is read and written"
 

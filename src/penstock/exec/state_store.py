@@ -1,9 +1,9 @@
 """Recurrent state of every running sequence, and checkpoints: memory allocated once, and which place is read next.
 
 Decides where a state lies: one place for each slot, then one for each checkpoint, then the spare places, the same in
-all states of a model. Does not know what a checkpoint or a spare place holds: plans say so. Invariant: a slot's place
-holds the state of all positions that its rows have computed, drafts included, from the first row after its admission
-on; where drafts were wrong, the next row says which spare place holds the state to continue from.
+all states of a model. Does not know what a checkpoint or a spare place holds: plans say so. Invariant: from the first
+row after admission on, a slot's place holds the state after all positions that its rows have computed, drafts included;
+if drafts were wrong, the next row says which spare place holds the state to continue from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["StateMemory", "StateStore", "share_memory", "state_bytes"]
 _HOST = torch.device("cpu")
 
 _MOST_DRAFTS = 32
-"""Spare places for drafts, beside those that sequences continue from: as many as a row has drafts at most."""
+"""Spare places for drafts, beside those that sequences continue from: the most drafts that a row has."""
 
 
 def state_bytes(specs: Sequence[StateSpec]) -> int:
@@ -57,16 +57,16 @@ def share_memory(
 ) -> StateMemory:
     """Divide a budget among running states, checkpoints, states before drafts, and keys and values.
 
-    As many sequences as wanted, if a quarter of the budget pays for them; then spare places for one long guess and one
-    for each sequence, if a tenth of the rest pays for them; then one checkpoint for each interval of the keys and
-    values and two for each sequence's end, if half of the rest pays for them.
+    The order is: as many sequences as wanted, up to a quarter of the budget; then spare places for one long guess and
+    one for each sequence, up to a tenth of the rest; then one checkpoint for each interval of the keys and values and
+    two for each sequence's end, up to half of the rest.
 
     Args:
         budget: in bytes.
         each: bytes of one state.
-        position_bytes: of the keys and values of one position.
+        position_bytes: bytes of the keys and values of one position.
         max_num_seqs: sequences that the operator wants at once.
-        interval: positions between checkpoints; 0 for those at ends only.
+        interval: positions between checkpoints; 0 for checkpoints only at ends.
         drafts: whether rows may have drafts.
     """
     num_seqs = min(max_num_seqs, max(1, budget // 4 // each))
@@ -82,15 +82,15 @@ class StateStore:
     """The states of a model, in places. Owned by the runner.
 
     Args:
-        specs: of each state.
+        specs: the spec of each state.
         num_slots: sequences that run at once.
         num_checkpoints: states that are kept.
-        device: where they lie.
+        device: where the states lie.
         num_spares: states before drafts.
 
     Attributes:
-        states: of each spec, `[num_slots + num_checkpoints + num_spares, *shape]` float32, undefined until written; the
-            operating system allocates the memory as places are first used.
+        states: for each spec, `[num_slots + num_checkpoints + num_spares, *shape]` float32, undefined until written;
+            the operating system allocates the memory as places are first used.
 
     Raises:
         ConfigError: the system does not have that much memory.
@@ -106,7 +106,7 @@ class StateStore:
     ) -> None:
         self._num_slots = num_slots
         self._first_spare = num_slots + num_checkpoints
-        self._sources: dict[int, int] = {}  # of slots whose state is not in their own place yet
+        self._sources: dict[int, int] = {}  # place to read, by slot whose state is not in its own yet
         places = num_slots + num_checkpoints + num_spares
         self.states = tuple(_tensor((places, *spec.shape), device) for spec in specs)
 
@@ -136,9 +136,9 @@ class StateStore:
         return bytes(content)
 
     def begin_reading(self, slot: int) -> None:
-        """Copy the initial state of the sequence in `slot` to its own place, before reading from a store.
+        """Copy the initial state of the sequence in `slot` to the slot's own place, before reading from a store.
 
-        Reading may take several steps, in which its checkpoint may be overwritten, and may fail after all.
+        Reading may take several steps, in which the checkpoint may be overwritten, and it may fail in the end.
         """
         source = self._sources.get(slot, slot)
         if source not in (slot, FROM_ZERO):
@@ -147,7 +147,7 @@ class StateStore:
             del self._sources[slot]
 
     def fill(self, row: Row, content: memoryview) -> None:
-        """Set the state at the end of `row`, which reads, to what `copy_checkpoint` wrote to `content`."""
+        """Set the state at the end of `row`, which reads from a store, to `content`, as `copy_checkpoint` wrote it."""
         for place in (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints)):
             fill_place(self._rows, place, content)
         self._sources.pop(row.slot, None)
@@ -161,7 +161,7 @@ class StateStore:
         self._sources.clear()
 
     def keep(self, row: Row) -> None:
-        """Keep the state as `row`, whose only position was computed before, says; also in the place of its slot."""
+        """Keep the state where `row` says, and in its slot's place; the row's only position was computed before."""
         source = self._source(row)
         places = (row.slot, *(self._num_slots + kept.slot for kept in row.checkpoints))
         self.copy_place(source, [place for place in places if place != source])
@@ -189,7 +189,7 @@ class StateStore:
         return source if row.resume < 0 else self._first_spare + row.resume
 
     def _kept_in(self, row: Row) -> list[tuple[int, int]]:
-        """Number of positions after which the state of `row` is kept, and the place that keeps it, in order."""
+        """Pairs of a position up to which the state of `row` is kept, and the place that keeps it; in order."""
         kept = [(kept.position, self._num_slots + kept.slot) for kept in row.checkpoints]
         if row.spares:
             known = row.start + row.count - len(row.drafts)

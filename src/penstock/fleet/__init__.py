@@ -1,8 +1,8 @@
 """Several engines that serve one model, as one engine: a stream that loses its engine goes on at another.
 
-`FleetClient` is an `EngineClient` over `Replica` links, which it knows by what they can do. `wire` and `replica_engine`
-are the two ends of a link that carries bytes. Answers follow from their requests alone, so whoever continues a stream
-generates it again, quickly, and sends what is new (`Delivered`). Knows no HTTP and no Ray.
+`FleetClient` is an `EngineClient` over `Replica` links, which it knows by their protocol only. `wire` and
+`replica_engine` are the two ends of a link that carries bytes. An answer follows from its request alone, so the replica
+that continues a stream generates it again, quickly, and only what is new is sent (`Delivered`). Knows no HTTP or Ray.
 """
 
 from __future__ import annotations

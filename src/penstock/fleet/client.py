@@ -1,9 +1,9 @@
 """Several replicas behind the `EngineClient` port: requests are resolved here and computed there.
 
-Resolving fixes all that an answer depends on (token ids, seed, sampling), so the replica that computes it can change
-at any moment. When a link is lost, the request goes to another replica, with the tokens that its reader has; what
-comes of them again is passed over (`Delivered`). A request that was refused for want of room is offered to the other
-replicas first. Decides nothing about which replica is best: that is the `Ranking`'s.
+Resolving fixes everything that an answer depends on (token ids, seed, sampling), so the replica that computes it can
+change at any moment. When a link is lost, the request goes to another replica, with the tokens that its reader has;
+what the reader has is not sent again (`Delivered`). A request that a full replica refused is offered to the other
+replicas before it fails. Does not decide which replica is best: the `Ranking` does.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ __all__ = ["FleetClient"]
 log = logging.getLogger(__name__)
 
 MOST_LOSSES = 5
-"""How many replicas in a row a request may lose without a word more of its answer; then it is the request."""
+"""How many replicas in a row a request may lose without progress of its answer; then the request is to blame."""
 
 NEW_PATIENCE_SECONDS = 30.0
-"""How long a request that has not begun waits for a replica: clients try again by themselves."""
+"""How long a request without output waits for a replica: its client tries again by itself."""
 
 BEGUN_PATIENCE_SECONDS = 300.0
-"""How long one that has begun does: longer than a replica takes to load."""
+"""How long a request with output waits for a replica: longer than a replica takes to load."""
 
 LOOK_SECONDS = 0.05
-"""How often somebody who waits for a replica looks."""
+"""How often a request that waits for a replica looks for one."""
 
 AGAIN_SECONDS = 0.5
-"""How soon a request that has begun asks a replica again that had no room for it, or whose link was lost."""
+"""Seconds until a request may ask a replica again that had no room for it, or whose link was lost."""
 
 _ONE_ENGINE = "is for one engine; a fleet has several"
 
 
 class _Stream:
-    """A request on its way: what its reader has, and who was tried. Owned by its task.
+    """A request on its way: what its reader has, and which replicas were tried. Owned by its task.
 
     Attributes:
         aborted: whether it is to end.
-        keys: of the full blocks of its prompt.
-        replica: who computes it now.
-        refusals: who had no room for it, by name.
-        lost: the names of those that were lost while it was there, since the last progress.
-        again: when whom may be asked again who refused it or was lost.
+        keys: keys of the full blocks of its prompt.
+        replica: the replica that computes it now.
+        refusals: the refusals of replicas that had no room for it, by replica name.
+        lost: the names of the replicas that were lost while they computed it, since its last progress.
+        again: when each replica that refused it or was lost may be asked again, by name.
         trouble: since when there was no replica for it; None while there is one.
     """
 
@@ -75,13 +75,13 @@ class _Stream:
         self.trouble: float | None = None
 
     def request(self) -> ResolvedRequest:
-        """What the next replica is asked for."""
-        if self.resolved.answered < len(self.resolved.sequences):  # of `best_of` nothing is delivered until the end
+        """The request as it is sent to the next replica."""
+        if self.resolved.answered < len(self.resolved.sequences):  # `best_of` delivers nothing until the end
             return self.resolved
         return replace(self.resolved, expected=self.delivered.tokens)
 
     def pass_on(self, outputs: list[Output], now: float) -> None:
-        """Give the reader what is new of `outputs`."""
+        """Give the reader the new part of `outputs`."""
         new = self.delivered.take(outputs)
         if not new:
             return
@@ -92,11 +92,11 @@ class _Stream:
         self.queue.put(new)
 
     def end(self) -> None:
-        """End it as aborted."""
+        """End the stream as aborted."""
         self.queue.put(self.delivered.aborted(self.resolved.prompt_tokens))
 
     def fail(self, error: PenstockError) -> None:
-        """End it with an error: raised if the reader has nothing yet, else the last output."""
+        """End the stream with an error: raised if the reader has nothing yet, else the last output."""
         if not self.delivered.began:
             self.queue.fail(error)
             return
@@ -106,17 +106,17 @@ class _Stream:
 
 
 class FleetClient:
-    """See `EngineClient`. Confined to one event loop, but for what answers without waiting.
+    """See `EngineClient`. Confined to one event loop, except for methods that answer without waiting.
 
     Args:
         intake: resolves requests.
-        replicas: those that there are.
-        router: ranks them.
+        replicas: the replicas that exist now.
+        router: ranks the replicas.
         keys: gives the keys of the full blocks of a sequence's prompt, as engines compute them.
-        clock: of this process.
-        like: the measurements of any engine like these, for their shape.
+        clock: the clock of this process.
+        like: the measurements of any engine of the same kind, for their shape.
         room: bounds what waits for readers; None for no bound.
-        adapters: those that every replica has loaded.
+        adapters: the adapters that every replica has loaded.
     """
 
     def __init__(
@@ -172,21 +172,21 @@ class FleetClient:
                 await stream.replica.abort(request_id)
 
     def check_queue(self, tenant: str) -> None:  # noqa: ARG002 - replicas know how much of a queue is whose
-        """See `EngineClient.check_queue`: full is the queue of a fleet when the queue of every replica is."""
+        """See `EngineClient.check_queue`: the queue of a fleet is full if the queues of all replicas are."""
         waits = [0 if state is None else state.retry_after for state in self._totals.states().values()]
         if waits and all(waits):
             raise Overloaded("The queues of all replicas are full.", retry_after=min(waits))
 
     def health(self) -> Health:
-        """See `EngineClient.health`: all replicas as one engine. Without any it is alive, and has no slots."""
+        """See `EngineClient.health`: all replicas as one engine. Without replicas it is alive, and has no slots."""
         return self._totals.health()
 
     def measurements(self) -> Measurements:
-        """See `EngineClient.measurements`: of all replicas, those that are gone included."""
+        """See `EngineClient.measurements`: sums over all replicas, including those that are gone."""
         return self._totals.measurements()
 
     async def heartbeat(self) -> None:
-        """See `EngineClient.heartbeat`: returns when one replica has answered, and waits until there is one."""
+        """See `EngineClient.heartbeat`: returns when any replica has answered; waits until one does."""
         while True:
             beats = [asyncio.create_task(each.heartbeat()) for each in self._replicas.present().values()]
             try:
@@ -203,7 +203,7 @@ class FleetClient:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def reset_prefix_cache(self) -> None:
-        """See `EngineClient.reset_prefix_cache`: of all replicas; one that is lost meanwhile has none any more."""
+        """See `EngineClient.reset_prefix_cache`: of all replicas; one that is lost meanwhile has no cache any more."""
         resets = [each.reset_prefix_cache() for each in self._replicas.present().values()]
         for result in await asyncio.gather(*resets, return_exceptions=True):
             if isinstance(result, BaseException) and not isinstance(result, ReplicaLost):
@@ -214,32 +214,32 @@ class FleetClient:
         return self._adapters
 
     async def load_adapter(self, name: str, path: str) -> AdapterFacts:  # noqa: ARG002 - as in `EngineClient`
-        """Refuse to: a replica that starts later would lack it."""
+        """Refuse: a replica that starts later would lack the adapter."""
         message = "A fleet has the adapters that it was started with (--lora); start it again with others."
         raise RequestError(message, code="adapters_off")
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse to; see `load_adapter`."""
+        """Refuse; see `load_adapter`."""
         await self.load_adapter(name, "")
 
     async def start_profile(self) -> None:
-        """Refuse to; see `EngineClient.start_profile`."""
+        """Refuse; see `EngineClient.start_profile`."""
         raise RequestError(f"A profile {_ONE_ENGINE}.", code="profiling_off")
 
     async def stop_profile(self) -> tuple[str, ...]:
-        """Refuse to; see `EngineClient.stop_profile`."""
+        """Refuse; see `EngineClient.stop_profile`."""
         raise RequestError(f"A profile {_ONE_ENGINE}.", code="profiling_off")
 
     async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:  # noqa: ARG002
-        """Refuse to; see `EngineViews.recent_steps`."""
+        """Refuse; see `EngineViews.recent_steps`."""
         raise RequestError(f"A view of steps {_ONE_ENGINE}.", code="views_off")
 
     async def cached_prefixes(self) -> PrefixTree:
-        """Refuse to; see `EngineViews.cached_prefixes`."""
+        """Refuse; see `EngineViews.cached_prefixes`."""
         raise RequestError(f"A view of the prefix cache {_ONE_ENGINE}.", code="views_off")
 
     async def tenant_shares(self) -> tuple[TenantShare, ...]:
-        """Refuse to; see `EngineViews.tenant_shares`."""
+        """Refuse; see `EngineViews.tenant_shares`."""
         raise RequestError(f"A view of tenants' shares {_ONE_ENGINE}.", code="views_off")
 
     async def tokenize(self, prompt: Prompt, tenant: str = "") -> Tokenized:
@@ -255,14 +255,14 @@ class FleetClient:
         self._intake.close()
 
     def _stop(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task; it ends its request at the replica before it is done."""
+        """Cancel a request's task; before it is done it ends the request at the replica."""
         if not task.done():
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             task.cancel()
 
     async def _carry(self, stream: _Stream) -> None:
-        """Get the answer to its reader, from whichever replicas it takes."""
+        """Bring the answer to its reader, from as many replicas as needed."""
         try:
             while not stream.delivered.ended:
                 await self._advance(stream)
@@ -276,7 +276,7 @@ class FleetClient:
             stream.fail(EngineFault("An internal error ended this request."))
 
     async def _advance(self, stream: _Stream) -> None:
-        """Let one replica answer, as far as it comes."""
+        """Have one replica answer, as far as it gets."""
         name = await self._choose(stream)
         if not name:
             stream.end()
@@ -302,7 +302,7 @@ class FleetClient:
         """Pass on what a replica answers, until the end of the answer.
 
         Raises:
-            ReplicaLost: there is more to come.
+            ReplicaLost: the replica was lost before the end.
             PenstockError: the replica refuses the request.
         """
         replica, tokens = self._replicas.present().get(name), stream.resolved.prompt_tokens
@@ -322,11 +322,11 @@ class FleetClient:
         raise ReplicaLost("its answer had no end")
 
     async def _choose(self, stream: _Stream) -> str:
-        """The replica that is asked next; "" if the request is to end. Waits until there is one, within limits.
+        """The name of the replica to ask next; "" if the request is to end. Waits for a replica, within limits.
 
         Raises:
-            Overloaded: no replica has room for a request that has not begun.
-            Unavailable: there was none for too long.
+            Overloaded: no replica has room for the request, and it has no output yet.
+            Unavailable: there was no replica for too long.
         """
         patience = BEGUN_PATIENCE_SECONDS if stream.delivered.began else NEW_PATIENCE_SECONDS
         while not stream.aborted:
@@ -344,7 +344,7 @@ class FleetClient:
         return ""
 
     def _may_be_asked(self, stream: _Stream, now: float) -> list[str]:
-        """Who was not asked yet; if nobody, who may be asked again. One that has begun waits for full queues."""
+        """Replicas not asked yet; else those that may be asked again. Only a begun answer waits for full queues."""
         present = self._replicas.present()
         new = [name for name in present if name not in stream.again]
         if new or (stream.refusals and not stream.delivered.began):
@@ -352,7 +352,7 @@ class FleetClient:
         return [name for name in present if stream.again[name] <= now]
 
     def _tell_router(self) -> None:
-        """Tell the router who is there, and what they have said since the last time."""
+        """Tell the router which replicas exist, and what each has reported since the last time."""
         states = self._totals.states()
         self._router.set_replicas(tuple(states))
         now = self._clock.now()
@@ -363,7 +363,7 @@ class FleetClient:
 
 
 def _seen_from_here(timings: Timings, arrived: float, now: float) -> Timings:
-    """A replica's instants on this process's clock: its end is now, and the request came when it came here."""
+    """A replica's instants on this process's clock: the end is now, and the arrival is that at this process."""
     if timings == UNTIMED:
         return timings
     shift = now - timings.ended

@@ -1,8 +1,8 @@
-"""How much of an answer its reader has, so that another engine, which generates it again, sends what is new.
+"""How much of an answer its reader has, so that of another engine's run only what is new is passed on.
 
-What was said is counted as in `contract.places`, since two runs of one request are cut into pieces differently; what
-they add up to is the same. That it is the same is checked, by the tokens: an engine that answers otherwise (another
-model, another kind of processor) must not continue a sentence that it did not begin.
+Delivered output is counted as in `contract.places`, since two runs of one request are cut into pieces differently
+although the pieces add up to the same answer. The tokens are compared to check this: an engine that answers differently
+(another model, another kind of processor) must not continue a sentence that it did not begin.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["AnswerDiffers", "Delivered"]
 
 
 class AnswerDiffers(Exception):
-    """The answer that was generated again is not the one that its reader has the beginning of."""
+    """The answer that was generated again differs from the part that its reader already has."""
 
 
 class Delivered:
-    """What the reader of one request has. Owned by whoever passes outputs on.
+    """What the reader of one request has. Owned by the code that passes outputs on.
 
     Attributes:
         began: whether the reader has anything.
@@ -41,30 +41,30 @@ class Delivered:
         self.began = False
         self.ended = False
         self._choices = [_Choice(index) for index in range(num_choices)]
-        self._once: set[type] = set()  # kinds of outputs that come once, and have come
+        self._once: set[type] = set()  # kinds of outputs that come only once, and have come
 
     @property
     def tokens(self) -> tuple[tuple[int, ...], ...]:
-        """The token ids of each choice that the reader has."""
+        """The token ids that the reader has, by choice."""
         return tuple(tuple(choice.tokens) for choice in self._choices)
 
     def begin_again(self) -> None:
-        """The outputs that follow are those of another run, from its beginning."""
+        """Expect the outputs of another run, from its beginning."""
         for choice in self._choices:
             choice.begin_again()
 
     def take(self, outputs: Iterable[Output]) -> list[Output]:
-        """Pass on what is new of the outputs of this run.
+        """Return the new part of the outputs of this run.
 
         Raises:
-            AnswerDiffers: they are not what the reader has.
+            AnswerDiffers: the outputs differ from what the reader has.
         """
         new = [passed for output in outputs if (passed := self._take(output)) is not None]
         self.began = self.began or bool(new)
         return new
 
     def aborted(self, prompt_tokens: int) -> list[Output]:
-        """The end of the request as an engine says it that was asked to abort."""
+        """The end of the request, in the outputs that an engine gives when it is asked to abort."""
         ends: list[Output] = []
         for choice in self._choices:
             if not choice.finished:
@@ -74,7 +74,7 @@ class Delivered:
         return [*ends, RequestFinished(self.usage(prompt_tokens))]
 
     def usage(self, prompt_tokens: int) -> Usage:
-        """What is known of the usage without an engine."""
+        """The usage as far as it is known without an engine."""
         told = sum(len(choice.tokens) for choice in self._choices)
         return Usage(prompt_tokens, told, reasoning_tokens=sum(choice.reasoning_tokens for choice in self._choices))
 
@@ -94,7 +94,7 @@ class Delivered:
 
 
 class _Choice:
-    """One choice of the answer: what its reader has, and in a later run what has come of that again."""
+    """One choice of the answer: what its reader has, and how much of that a later run has repeated."""
 
     __slots__ = ("_again", "finished", "index", "place", "reasoning_tokens", "tokens")
 
@@ -128,7 +128,7 @@ class _Choice:
         return delta
 
     def finish(self, finished: ChoiceFinished) -> ChoiceFinished | None:
-        """The end, if the reader does not have it."""
+        """The end of the choice; None if the reader has it."""
         if self._again is not None:
             raise AnswerDiffers
         if self.finished:
@@ -141,8 +141,8 @@ class _Again:
     """The beginning of a choice in a later run, until it is as long as what the reader has.
 
     Args:
-        place: how much that is.
-        tokens: its token ids.
+        place: how much the reader has.
+        tokens: the token ids that the reader has.
     """
 
     __slots__ = ("_choice", "_come", "_held", "_passed", "_place", "_reasoning_tokens", "_tokens")
@@ -152,12 +152,12 @@ class _Again:
         self._place = place
         self._tokens = tokens
         self._come = START
-        self._passed = START  # where the deltas end that are dropped
-        self._held: list[ChoiceDelta] = []  # from there on
+        self._passed = START  # where the dropped deltas end
+        self._held: list[ChoiceDelta] = []  # deltas from there on
         self._reasoning_tokens = 0
 
     def take(self, delta: ChoiceDelta) -> ChoiceDelta | None:
-        """Add a delta; once the reader's part is complete, what is behind it. Do not call it again then.
+        """Add a delta; once the reader's part is complete, return what follows it. Then do not call it again.
 
         The `reasoning_tokens` of the result are those of the whole choice so far.
         """

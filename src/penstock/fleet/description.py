@@ -1,4 +1,4 @@
-"""What a replica says of its model, from which a client opens the text half of it and resolves requests."""
+"""How a replica describes its model, so that a client can open the model's text half and resolve requests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Description", "Options"]
 
 
 class Description(msgspec.Struct, frozen=True):
-    """A replica's model.
+    """The model of a replica.
 
     Attributes:
-        answers: names all that answers depend on; a stream goes on only where it is the same.
+        answers: identifies everything that answers depend on; a stream continues only at a replica with the same value.
         found: what the model's files say.
-        facts: its runner.
+        facts: facts of its runner.
         config: the options as the engine has them.
-        adapters: those that requests may name.
+        adapters: the adapters that requests may name.
     """
 
     answers: bytes

@@ -1,4 +1,4 @@
-"""The keys of a prompt's full blocks, as every replica of a fleet computes them for itself."""
+"""Computes the keys of a prompt's full blocks, exactly as every replica of a fleet does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["PromptKeys"]
 
 
 class PromptKeys:
-    """Gives a sequence's keys; none of one that reads no cache.
+    """Gives a sequence's keys; no keys if the sequence does not read the cache.
 
     Args:
         model_digest: identifies the model, as in `SchedulerConfig`.
-        block_size: tokens of a block.
+        block_size: tokens in a block.
     """
 
     def __init__(self, model_digest: bytes, block_size: int) -> None:

@@ -1,6 +1,6 @@
-"""The replicas that Ray has in service, as its router last said, for the client in the same process.
+"""The replicas that Ray has in service, as its router last reported, for the client in the same process.
 
-A module of its own, because Ray pickles the router's module by value: names in that one would be another copy's.
+A separate module, because Ray pickles the router's module by value: a set in that module would exist in two copies.
 """
 
 from __future__ import annotations
@@ -8,4 +8,4 @@ from __future__ import annotations
 __all__ = ["in_service"]
 
 in_service: set[str] = set()
-"""Names of replicas; changed by the thread of Ray's router, read by others."""
+"""Names of replicas; the thread of Ray's router changes it, other threads read it."""

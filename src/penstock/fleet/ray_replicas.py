@@ -1,7 +1,7 @@
-"""Replicas on Ray as a fleet's client sees them: links by name, and what each last said of itself.
+"""Replicas on Ray as a fleet's client sees them: links by name, and the state that each last reported.
 
-A thread asks every replica for its state, so that looking never waits. A call that fails, for whatever reason, is a
-lost link: what it was doing can be done elsewhere.
+A thread asks every replica for its state, so that reading it never waits. A call that fails, for whatever reason,
+counts as a lost link: another replica can do its work.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["RayReplica", "RayReplicas", "read_stream"]
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 0.25
-"""How often replicas are asked how they are."""
+"""How often replicas are asked for their state."""
 CALL_SECONDS = 10.0
-"""How long a replica may take to say it: a step, which it waits for, takes less."""
+"""How long a replica may take to answer: it waits for the end of a step, which takes less."""
 
 _description = msgspec.msgpack.Decoder(Description)
 
@@ -38,9 +38,9 @@ class RayReplica:
     """See `Replica`.
 
     Args:
-        handle: of the Ray deployment.
-        name: of the replica.
-        description: what it said of its model.
+        handle: handle of the Ray deployment.
+        name: name of the replica.
+        description: its description of its model.
     """
 
     def __init__(self, handle: Any, name: str, description: Description) -> None:
@@ -76,7 +76,7 @@ class RayReplica:
         return self._state
 
     async def ask(self) -> None:
-        """Have it say how it is. Raises ReplicaLost."""
+        """Ask the replica for its state, and keep it. Raises ReplicaLost."""
         self._state = read_state(await self._call("state"))
 
     async def _call(self, method: str, *arguments: Any) -> Any:
@@ -87,8 +87,8 @@ class RayReplicas:
     """See `Replicas`. Use it in a `with` block: its thread runs inside.
 
     Args:
-        handle: of the Ray deployment.
-        answers: replicas are left out whose answers depend on something else; None until the first is chosen.
+        handle: handle of the Ray deployment.
+        answers: as in `Description`; replicas with another value are left out. None until the first is chosen.
     """
 
     def __init__(self, handle: Any, answers: bytes | None = None) -> None:
@@ -117,12 +117,12 @@ class RayReplicas:
         }
 
     async def _watch(self) -> None:
-        """Ask everybody again and again; one that takes long holds up nobody else."""
+        """Ask every replica again and again; a slow one does not hold up the others."""
         while not self._stopped.is_set():
             names = set(ray_names.in_service)
             self._links = {name: link for name, link in self._links.items() if name in names}
             self._asking = {name: task for name, task in self._asking.items() if not task.done()}
-            for name in names or {""}:  # the first call, to whomever, makes Ray tell who is in service
+            for name in names or {""}:  # the first call, to any replica, makes Ray say which are in service
                 if name not in self._asking:
                     self._asking[name] = asyncio.create_task(self._ask(name))
             await asyncio.sleep(ASK_SECONDS)
@@ -148,14 +148,14 @@ class RayReplicas:
 
 
 async def read_stream(messages: Any) -> AsyncGenerator[list[Output], None]:
-    """What a replica answers to one request. Closing early cancels the call, and so aborts the request there.
+    """Yield what a replica answers to one request. Closing early cancels the call, and so aborts the request there.
 
     Args:
         messages: the streaming response of Ray's handle.
 
     Raises:
-        ReplicaLost: before or between outputs; nobody knows how far it came.
-        PenstockError: before the first output, when the replica refuses it.
+        ReplicaLost: before or between outputs; it is unknown how far the replica got.
+        PenstockError: before the first output, if the replica refuses the request.
     """
     ended = False
     try:
@@ -171,8 +171,8 @@ async def read_stream(messages: Any) -> AsyncGenerator[list[Output], None]:
             yield read_outputs(message)
     finally:
         if not ended:
-            # It waits for Ray's router, perhaps for long where the replica is gone. In a thread of its own: the
-            # loop's pool resolves requests, and a server that ends waits for that pool.
+            # Cancelling waits for Ray's router, perhaps for long if the replica is gone. It has its own thread because
+            # the loop's pool resolves requests, and a server that shuts down waits for that pool.
             threading.Thread(target=messages.cancel, name="penstock-cancel", daemon=True).start()
 
 

@@ -1,6 +1,6 @@
-"""What Ray asks for each call: the replica that the caller named. Which one that is was decided by the client.
+"""Tells Ray which replica gets a call: the one that the caller named. The fleet's client has chosen it.
 
-A name that is gone leaves the choice to Ray, whose replica then says that it was not meant; so no call waits for ever.
+If the named replica is gone, Ray chooses one, which then answers that the call was not for it; no call waits for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many replicas there should be, by how long a new request would wait. Runs in Ray's controller."""
+"""Decides how many replicas there should be, by how long a new request would wait. Runs in Ray's controller."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 __all__ = ["WaitingPolicy", "replicas_wanted"]
 
 LEAST_USED = 0.7
-"""With one replica fewer, this part of the slots may be in use at most."""
+"""A replica is removed only if at most this part of the remaining slots would be in use."""
 
 
 def replicas_wanted(waits: Sequence[float], busy: Sequence[float], most_wait: float) -> int:
-    """The number of replicas.
+    """The number of replicas that there should be.
 
     Args:
         waits: seconds that a new request would wait, by replica.
-        busy: the part of each replica's slots that is in use or wanted; above 1 where sequences wait.
-        most_wait: seconds that it may wait.
+        busy: the part of each replica's slots that is in use or wanted; above 1 if sequences wait.
+        most_wait: seconds that a new request may wait.
     """
     present = max(1, len(waits))
     if not waits:
         return present
-    if min(waits) > most_wait:  # wherever it goes
+    if min(waits) > most_wait:  # it would wait too long at every replica
         return max(present + 1, min(2 * present, math.ceil(present * min(waits) / max(most_wait, 0.1))))
     if max(waits) == 0.0 and present > 1 and sum(busy) <= LEAST_USED * (present - 1):
         return present - 1
@@ -41,7 +41,7 @@ class WaitingPolicy:
         self._most_wait = most_wait
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The number of replicas for what they last said; as many as there are while they have said nothing."""
+        """The number of replicas by their last reports; unchanged until every replica has reported."""
         said: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         waits, busy = list(said.get("waiting_seconds", {}).values()), list(said.get("busy", {}).values())
         if len(waits) < max(1, context.current_num_replicas):

@@ -1,4 +1,4 @@
-"""A replica as its client sees it, and what the client needs to choose one."""
+"""A replica as the fleet's client sees it, and the ports through which the client finds and chooses replicas."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Ranking", "Replica", "ReplicaLost", "ReplicaState", "Replicas"]
 
 
 class ReplicaLost(Exception):
-    """The replica is gone, or nobody can tell what became of it. What it was doing can be done elsewhere."""
+    """The replica is gone, or its fate is unknown. Another replica can do what it was doing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """What a replica last said of itself.
+    """The last report of a replica about itself.
 
     Attributes:
-        backlog_seconds: until it has read all prompts that it has accepted.
-        waiting_seconds: until it would begin a short request that came now; at least the former.
-        retry_after: seconds after which to try again if its queue has no room; 0 while it has.
-        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not learned that yet.
+        backlog_seconds: seconds until it has read all prompts that it has accepted.
+        waiting_seconds: seconds until it would start a short request that came now; at least `backlog_seconds`.
+        retry_after: seconds after which to try again if its queue has no room; 0 while it has room.
+        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not measured that yet.
     """
 
     health: Health
@@ -39,7 +39,7 @@ class ReplicaState:
 
     @property
     def load(self) -> ReplicaLoad:
-        """The part that routers want."""
+        """The part that routers use."""
         health = self.health
         return ReplicaLoad(
             backlog_seconds=self.backlog_seconds,
@@ -53,14 +53,14 @@ class ReplicaState:
 
 
 class Replica(Protocol):
-    """The link to one replica. Confined to the client's event loop, but for `state`."""
+    """The link to one replica. Confined to the client's event loop, except for `state`."""
 
     def generate(self, request: ResolvedRequest) -> AsyncGenerator[list[Output], None]:
-        """Submit on the first iteration, and stream what comes. Closing early aborts the request there.
+        """Submit on the first iteration, and stream the outputs. Closing early aborts the request at the replica.
 
         Raises:
-            ReplicaLost: before or between outputs; nobody knows how far it came.
-            PenstockError: before the first output, when the replica refuses it.
+            ReplicaLost: before or between outputs; it is unknown how far the replica got.
+            PenstockError: before the first output, if the replica refuses the request.
         """
         ...
 
@@ -81,7 +81,7 @@ class Replica(Protocol):
         ...
 
     def state(self) -> ReplicaState | None:
-        """What it last said of itself; None if it has not yet. A new object if it said something new. Any thread."""
+        """Its last report, always a new object for a new report; None before the first. Callable from any thread."""
         ...
 
 
@@ -89,7 +89,7 @@ class Replicas(Protocol):
     """The replicas that take requests now."""
 
     def present(self) -> Mapping[str, Replica]:
-        """Name -> link. One that comes back after it was lost has another name. Any thread."""
+        """Name -> link. A replica that comes back after it was lost has another name. Callable from any thread."""
         ...
 
 
@@ -97,27 +97,27 @@ class Ranking(Protocol):
     """Says which replica a prompt is best sent to: `penstock.routing.Router`. Never waits, never raises."""
 
     def set_replicas(self, names: Sequence[str]) -> None:
-        """These exist now."""
+        """Say which replicas exist now."""
         ...
 
     def report(self, name: str, load: ReplicaLoad, now: float) -> None:
-        """`name` said this of itself at `now`, in seconds."""
+        """Take the report that `name` gave of itself at `now`, in seconds."""
         ...
 
     def rank(
         self, keys: Sequence[bytes], tokens: int, now: float, among: Sequence[str] | None = None
     ) -> tuple[str, ...]:
-        """The names `among` which to choose, the best first, for a prompt of `tokens` whose full blocks have `keys`."""
+        """The names in `among`, the best first, for a prompt of `tokens` tokens whose full blocks have `keys`."""
         ...
 
     def sent(self, name: str, keys: Sequence[bytes], tokens: int, now: float) -> None:
-        """A prompt was sent to `name`."""
+        """Note that a prompt was sent to `name`."""
         ...
 
     def ended(self, name: str, tokens: int, now: float) -> None:
-        """A request that was sent to `name` is over, in whatever way."""
+        """Note that a request that was sent to `name` is over, in whatever way."""
         ...
 
     def lost(self, name: str) -> None:
-        """`name` is gone, with all that it held."""
+        """Note that `name` is gone, with everything that it held."""
         ...

@@ -1,7 +1,7 @@
 """A replica's side of a link: one engine, asked in bytes and answering in bytes.
 
-The client is where requests are resolved, refused and counted against tenants. Here they are only computed: what comes
-is a whole request with nothing left to decide.
+The client resolves requests, refuses them and counts them against tenants. Here they are only computed: a message holds
+a complete request with nothing left to decide.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ReplicaEngine:
 
     Args:
         client: the engine.
-        text: its model's text, which parses answers.
-        clock: the engine's.
+        text: the text half of its model, which parses answers.
+        clock: the engine's clock.
     """
 
     def __init__(self, client: LocalClient, text: TextModel, clock: Clock) -> None:
@@ -43,9 +43,9 @@ class ReplicaEngine:
         self._rate = ReadingRate()
 
     async def generate(self, message: bytes) -> AsyncGenerator[bytes, None]:
-        """The messages that answer one with a request; see `wire`. Closing early aborts it.
+        """Yield the messages that answer a message with a request; see `wire`. Closing early aborts the request.
 
-        A request that lives here already is aborted first: its client has lost the link and comes again.
+        If a request with this id is live here already, it is aborted first: its client lost the link and asks again.
         """
         try:
             resolved = read_request(message, self._text, self._clock.now())
@@ -60,7 +60,7 @@ class ReplicaEngine:
             async with aclosing(self._client.stream(resolved)) as batches:
                 async for outputs in batches:
                     if isinstance(outputs[-1], RequestFailed):
-                        await self._client.heartbeat()  # raises if that is why
+                        await self._client.heartbeat()  # raises if the engine is dead and the request failed for that
                     yield write_outputs(outputs)
         except EngineDead as dead:
             yield write_error(ReplicaLost(str(dead)))
@@ -83,7 +83,7 @@ class ReplicaEngine:
         await self._client.reset_prefix_cache()
 
     async def state(self) -> bytes:
-        """How it is now; see `ReplicaState`.
+        """The replica's current state as a message; see `ReplicaState`.
 
         Raises:
             EngineDead: the engine is dead.
@@ -91,7 +91,7 @@ class ReplicaEngine:
         return write_state(await self.current_state())
 
     async def current_state(self) -> ReplicaState:
-        """As `state`, as a value."""
+        """The replica's current state as a value; raises as `state` does."""
         backlog, waiting = await self._client.waiting_seconds()
         health = self._client.health()
         self._rate.look(self._clock.now(), backlog, health.computed_tokens)

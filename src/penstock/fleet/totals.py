@@ -1,4 +1,4 @@
-"""What several engines say of themselves, added up as one engine would say it."""
+"""Adds up the health and measurements of several engines, as if they were one engine."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from penstock.fleet.replica import Replicas, ReplicaState
 __all__ = ["FleetTotals"]
 
 _MOST_DEPARTED = 64
-"""Replicas that are gone whose work is remembered one by one."""
+"""How many replicas that are gone are still remembered one by one."""
 
 
 class FleetTotals:
     """The replicas of a fleet as one engine. Usable from any thread.
 
     Args:
-        replicas: those that there are.
-        like: the measurements of any engine like these, for their shape.
+        replicas: the replicas that exist now.
+        like: the measurements of any engine of the same kind, for their shape.
     """
 
     def __init__(self, replicas: Replicas, like: Measurements) -> None:
         self._replicas = replicas
         self._lock = threading.Lock()
-        self._latest: dict[str, Measurements] = {}  # of replicas that are there, and of the last that are gone
-        self._earlier = _nothing(like)  # the sum of all that are gone for longer
+        self._latest: dict[str, Measurements] = {}  # of present replicas, and of the last that left
+        self._earlier = _nothing(like)  # the sum over all that left before these
 
     def states(self) -> dict[str, ReplicaState | None]:
-        """Name -> what it last said, of the replicas that are there."""
+        """Name -> last report, for the replicas that exist now."""
         return {name: replica.state() for name, replica in self._replicas.present().items()}
 
     def health(self) -> Health:
@@ -58,7 +58,7 @@ class FleetTotals:
 
 
 def _added_health(healths: Sequence[Health]) -> Health:
-    """One engine as large as all of these; alive whatever they are, since others follow those that are lost."""
+    """One engine as large as all of these; always alive, since lost replicas are replaced."""
     numbers = {each.name: sum(getattr(one, each.name) for one in healths) for each in fields(Health)[:-5]}
     return Health(
         **numbers,
@@ -71,7 +71,7 @@ def _added_health(healths: Sequence[Health]) -> Health:
 
 
 def _nothing(like: Measurements) -> Measurements:
-    """What such an engine measures before it has done anything."""
+    """The measurements of such an engine before it has done anything."""
     values: dict[str, Any] = {}
     for each in fields(Measurements):
         match value := getattr(like, each.name):
@@ -89,7 +89,7 @@ def _nothing(like: Measurements) -> Measurements:
 
 
 def _departed(measurements: Measurements) -> Measurements:
-    """What an engine that is gone has done: it holds nothing any more."""
+    """The measurements of an engine that is gone: its counts stay, but it holds nothing any more."""
     return replace(
         measurements,
         running=0,
@@ -120,7 +120,7 @@ def _added(one: Measurements, other: Measurements) -> Measurements:
 
 
 def _added_histograms(one: Histogram, other: Histogram) -> Histogram:
-    if one.edges != other.edges:  # of a replica of another version, while they are replaced
+    if one.edges != other.edges:  # from a replica of another version, while replicas are upgraded
         return one
     return Histogram(one.edges, tuple(map(add, one.counts, other.counts)), one.total + other.total)
 

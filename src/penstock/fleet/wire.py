@@ -1,7 +1,7 @@
 """What passes between a fleet's client and a replica: plain values as MessagePack. No message can inject code.
 
-A request goes as it was resolved, with all that answers depend on: whoever gets it computes the same answer. What its
-reader of tool calls was made of goes along, since the reader itself holds compiled schemas.
+A request is sent as it was resolved, with everything that answers depend on, so any replica computes the same answer.
+For the reader of its tool calls, which holds compiled schemas, the message carries what the reader was made of.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """A `ResolvedRequest`; the prompt, which all its sequences share, is written once."""
+    """A `ResolvedRequest`; the prompt, which all its sequences share, is encoded once."""
 
     id: str
     prompt: tuple[int, ...]
@@ -115,11 +115,11 @@ def read_request(message: bytes, text: TextModel, now: float) -> ResolvedRequest
 
     Args:
         message: from `write_request`.
-        text: the model's, which parses the answer.
-        now: when it arrives, on the clock of the engine that answers it.
+        text: the model's text half, which parses the answer.
+        now: when the message arrives, on the clock of the engine that answers it.
 
     Raises:
-        msgspec.MsgspecError: it is not such a message.
+        msgspec.MsgspecError: the bytes are not such a message.
     """
     found = _request.decode(message)
     reply = found.reply
@@ -159,8 +159,8 @@ def read_outputs(message: bytes) -> list[Output]:
     """The outputs in a message.
 
     Raises:
-        PenstockError: it holds an error in their place.
-        ReplicaLost: it says that the engine is dead, or nobody can read it.
+        PenstockError: the message holds an error instead of outputs.
+        ReplicaLost: the message says that the engine is dead, or it cannot be read.
     """
     try:
         found = _message.decode(message)
@@ -177,7 +177,7 @@ def read_outputs(message: bytes) -> list[Output]:
 
 
 def write_state(state: ReplicaState) -> bytes:
-    """The message in which a replica says how it is."""
+    """The message with a replica's state."""
     return _encode(state)
 
 
@@ -187,7 +187,7 @@ def read_state(message: bytes) -> ReplicaState:
 
 
 def _error(refused: _Refused) -> PenstockError:
-    """The error that was sent. Some classes make their own messages: they are given the attributes instead."""
+    """The error that was sent. Some classes write their own messages, so the attributes are set instead."""
     kind = _ERRORS.get(refused.kind, EngineFault)
     error = kind.__new__(kind, refused.message)
     if isinstance(error, RequestError):

@@ -1,4 +1,4 @@
-"""A request that comes to a simulated engine, and what became of one: the same for records and for simulations."""
+"""A request that arrives at an engine, and what became of it: the same types for records and for simulations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Arrival", "Served"]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes at a moment.
+    """A request and the time at which it arrives.
 
     Attributes:
-        at: when, in seconds after the beginning of the workload.
+        at: the arrival time, in seconds after the beginning of the workload.
         request: what the scheduler is given; its answer ends by `max_tokens` alone.
-        answer: the first tokens of its answer, where they are known: a later prompt may repeat them. Others are
-            different in each answer.
+        answer: the first tokens of its answer, if they are known, because a later prompt may repeat them. Unknown
+            tokens are made up and differ in each answer.
         patience: seconds after which its caller leaves if there is no token yet.
-        offers: what a drafter offers once so many tokens of the answer are drawn.
+        offers: the drafts that a drafter offers, by the number of tokens of the answer drawn so far.
     """
 
     at: float
@@ -38,14 +38,14 @@ class Served:
     """What became of a request. Times are in seconds after the beginning of the workload.
 
     Attributes:
-        id: of its sequence.
-        tenant: on whose behalf.
-        arrived: when it came.
+        id: the id of its sequence.
+        tenant: the tenant that it belongs to.
+        arrived: when it arrived.
         begun: when the first step with a row of it was planned.
-        times: when its tokens left the engine: one for each step that yielded any.
+        times: when its tokens left the engine: one time for each step that yielded any.
         ended: when its end left the engine.
-        prompt_tokens, cached_tokens: of its prompt, and those that the prefix cache held.
-        tokens: of its answer.
+        prompt_tokens, cached_tokens: tokens of its prompt, and how many of these the prefix cache held.
+        tokens: tokens of its answer.
     """
 
     id: str
@@ -60,12 +60,12 @@ class Served:
 
     @property
     def queued(self) -> float:
-        """Seconds until it began."""
+        """Seconds from its arrival until it began."""
         return self.begun - self.arrived
 
     @property
     def first_token(self) -> float:
-        """Seconds until its first token; until its end if it has none, as an embedding."""
+        """Seconds from its arrival until its first token; until its end if it has no tokens, as for an embedding."""
         return (self.times[0] if self.times else self.ended) - self.arrived
 
     @property
@@ -75,5 +75,5 @@ class Served:
 
     @property
     def end_to_end(self) -> float:
-        """Seconds until its end."""
+        """Seconds from its arrival until its end."""
         return self.ended - self.arrived

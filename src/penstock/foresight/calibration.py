@@ -1,9 +1,9 @@
-"""Measures a server of this machine: what its steps take, and what passes between a client and its engine.
+"""Measures a server on this machine: how long its steps take, and the time that passes between a client and its engine.
 
 The server is `penstock serve` in a process of its own, with a record. It gets random prompts over HTTP, from 1 to 64 at
-once, so that steps of many shapes are measured, and what else a server does beside them is in the measurements. Unless
-it is told to, it keeps no KV blocks in files: the prompts are the same each time, and would be read from there. What
-was measured is kept in a folder, by model, options, version and machine, so that it is measured once.
+once, so that steps of many shapes are measured, together with whatever else a server does beside them. By default the
+server keeps no KV blocks in files: the prompts are the same each time, and would be read from the files. Measurements
+are kept in a folder, by model, options, version and machine, so that each is taken only once.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _READY_SECONDS = 600.0
 _END_SECONDS = 60.0
 _NAME = "calibrated"
 _OPTIONS = ("--kv-store", "off")
-"""Of every server that is measured; what a caller says counts instead."""
+"""Options of every server that is measured; the caller's options override them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What passes between a client and the engine, in seconds.
+    """The time that passes between a client and the engine, in seconds.
 
     Attributes:
         there: from sending a request until it has arrived at the engine.
         back: from when a token leaves the engine until the client has read it.
-        end: the same of an answer's end.
+        end: the same for an answer's end.
     """
 
     there: float
@@ -63,7 +63,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured, and whether it had been kept from an earlier time."""
+    """What was measured, and whether it was kept from an earlier calibration."""
 
     run: RecordedRun
     way: Way
@@ -76,7 +76,7 @@ class Driven:
 
     Attributes:
         began: when it began, by the clock of arrival times.
-        calls, outcomes: what was sent, and what came of it, by number.
+        calls, outcomes: what was sent, and the outcome of each call, in the same order.
     """
 
     began: float
@@ -93,18 +93,18 @@ def calibrate(
     anew: bool = False,
     announce: Callable[[str], object] = lambda line: None,  # noqa: ARG005
 ) -> Calibration:
-    """What a server of this model takes, measured now or kept from before.
+    """Measure how long a server of this model takes, or return what was measured before.
 
     Args:
-        model: as `penstock serve` is given it.
+        model: the model, as given to `penstock serve`.
         options: further options of `penstock serve`.
         folder: where measurements are kept.
-        seconds: to measure.
-        anew: measure even if something is kept.
-        announce: called with a line for people, before it takes long.
+        seconds: how long to measure.
+        anew: measure even if a measurement is kept.
+        announce: called with a line for people before something that takes long.
 
     Raises:
-        SetupError: what is kept cannot be read.
+        SetupError: the kept measurement cannot be read.
         EngineFault: the server did not start, or answered nothing.
     """
     kept = folder / _key(model, options)
@@ -129,7 +129,7 @@ def calibrate(
 
 
 def _key(model: str, options: Sequence[str]) -> str:
-    """The name of the folder for a measurement; a model that is a file counts as another if it changed."""
+    """The name of the folder for a measurement; a model file that has changed counts as another model."""
     changed = Path(model).stat().st_mtime_ns if Path(model).exists() else 0
     named = json.dumps([model, changed, [*_OPTIONS, *options], __version__, processor_name(), cpus()])
     return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
@@ -137,12 +137,12 @@ def _key(model: str, options: Sequence[str]) -> str:
 
 @contextmanager
 def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterator[str]:
-    """A server that writes `record`, under the model name `calibrated`; yields its base URL. It ends with the block.
+    """Run a server that writes `record`, under the model name `calibrated`, until the block ends; yields its base URL.
 
-    It computes every prompt that is not in its memory: `--kv-store off`, unless `options` say otherwise.
+    The server computes every prompt that is not in its memory: `--kv-store off`, unless `options` say otherwise.
 
     Raises:
-        EngineFault: it ended before it was ready, or did not get ready in ten minutes.
+        EngineFault: the server ended before it was ready, or was not ready within ten minutes.
     """
     command = [sys.executable, "-m", "penstock", "serve", model, *_OPTIONS, *options]
     command += ["--host", "127.0.0.1", "--port", "0", "--record", str(record), "--served-model-name", _NAME]
@@ -165,7 +165,7 @@ def recorded_server(model: str, options: Sequence[str], record: Path) -> Iterato
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Inside, SIGTERM raises SystemExit, so that a server is ended before this process is."""
+    """Make SIGTERM raise SystemExit inside the block, so that the server is ended before this process."""
     if threading.current_thread() is not threading.main_thread():  # other threads get no signals
         yield
         return
@@ -177,7 +177,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 class _ServerOutput:
-    """Reads what a server prints, so that it never waits for a reader. Owned by `recorded_server`."""
+    """Reads what a server prints, so that the server never waits for a reader. Owned by `recorded_server`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -187,7 +187,7 @@ class _ServerOutput:
         threading.Thread(target=self._read, daemon=True).start()
 
     def url(self) -> str:
-        """Where it listens, once it does."""
+        """The URL on which the server listens; waits until it does."""
         if not self._known.wait(_READY_SECONDS) or not self._url:
             said = " ".join(self._lines[-3:])
             raise EngineFault(f"the server that was to be measured did not start: {said}")
@@ -204,12 +204,12 @@ class _ServerOutput:
 
 
 async def drive_recorded(url: str, calls: Sequence[Call], concurrency: int = 0) -> Driven:
-    """Send calls to a server of `recorded_server`, and time the answers by the clock of arrival times."""
+    """Send calls to a server from `recorded_server`, and time the answers by the clock of arrival times."""
     began: list[float] = []
 
     def now() -> float:
         moment = time.monotonic()
-        if not began:  # outcomes count from the first look
+        if not began:  # times of outcomes count from the first reading of the clock
             began.append(moment)
         return moment
 
@@ -219,7 +219,7 @@ async def drive_recorded(url: str, calls: Sequence[Call], concurrency: int = 0) 
 
 
 async def _load(url: str, seconds: float) -> Driven:
-    """From 1 to 64 streams at once, each number for as long."""
+    """Send requests in 1 to 64 streams at once, for an equal time with each number of streams."""
     rng = random.Random(0)  # noqa: S311 (no secret)
     calls: list[Call] = []
     outcomes: list[Outcome] = []
@@ -253,7 +253,7 @@ def _later(outcome: Outcome, seconds: float) -> Outcome:
 
 
 def way_of(run: RecordedRun, driven: Driven) -> Way:
-    """What passed between the client of a load test and the engine that recorded it: medians.
+    """The times that passed between the client of a load test and the engine that recorded it: medians.
 
     Raises:
         PenstockError: no request of the test is in the record.
@@ -265,7 +265,7 @@ def way_of(run: RecordedRun, driven: Driven) -> Way:
         fact = served.get(ids.get(call.prompt, ""))
         if outcome.error or fact is None:
             continue
-        late = driven.began - run.began  # the client's seconds are after its own beginning
+        late = driven.began - run.began  # the client counts seconds from its own beginning
         there.append(fact.arrived - (outcome.sent + late))
         back.append(outcome.content[0] + late - fact.times[0])
         end.append(outcome.ended + late - fact.ended)

@@ -1,8 +1,8 @@
-"""Who gains and who loses if a recorded day had run with other options.
+"""Compares a recorded day with the same day under other options: which requests and tenants gain or lose.
 
-The day is simulated twice, with its own options and with others, and the two simulations are compared: what the model
-of step times has wrong is wrong in both, and both meet the slow moments of the day when it had them. Each runs with
-several seeds, and a request's latency is its mean over them.
+The day is simulated twice, with its own options and with others, and the two simulations are compared. So errors of the
+model of step times are in both, and both are slow at the moments when the machine was slow. Each runs with several
+seeds, and a request's latency is its mean over the seeds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.foresight.recorded import RecordedRun
 __all__ = ["Comparison", "Day", "compare", "comparison_record", "comparison_table", "simulate_day"]
 
 _MATTERS = 0.05
-"""A request gained or lost if its time changed by more than this share of it."""
+"""A request gained or lost if its time changed by more than this share."""
 
 _SHOWN = 12
-"""Tenants in a table; the others are in the record."""
+"""The most tenants in a table; the record has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Day:
     """A workload, simulated with several seeds.
 
     Attributes:
-        served: what became of its requests, of all seeds.
-        means: seconds to the first token and to the end by request, the mean over the seeds; of requests that ended
-            with every seed.
-        tenants: by request.
-        refused, left: requests that the scheduler refused, and that left before their first token; mean over seeds.
+        served: what became of its requests, with all seeds.
+        means: (seconds to the first token, seconds to the end) by request, means over the seeds; only of requests that
+            ended with every seed.
+        tenants: the tenant of each request.
+        refused, left: requests that the scheduler refused, callers that left before a first token; mean over seeds.
         steps, preemptions: mean over seeds.
         seconds: until the last request ended; mean over seeds.
     """
@@ -54,7 +54,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A recorded day, the same simulated, and simulated with other options."""
+    """A recorded day, a simulation of it, and a simulation of it with other options."""
 
     run: RecordedRun
     config: SchedulerConfig
@@ -71,10 +71,10 @@ def simulate_day(
     """Simulate a recorded workload.
 
     Args:
-        run: its arrivals, and what its steps took.
+        run: the recorded arrivals, and what the steps took.
         config: the scheduler's options.
-        seeds: of the simulations, one each.
-        progress: called as requests come, with their number since the last call.
+        seeds: one for each simulation.
+        progress: called as requests arrive, with how many arrived since the last call.
     """
     engines = []
     for seed in seeds:
@@ -137,7 +137,7 @@ def comparison_record(compared: Comparison) -> dict[str, Any]:
 
 
 def comparison_table(record: dict[str, Any]) -> str:
-    """A comparison's record for people."""
+    """A comparison's record as a table for people."""
     before, after = record["recorded_config"], record["config"]
     changed = [f"{name} {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
     lines = [
@@ -168,7 +168,7 @@ def comparison_table(record: dict[str, Any]) -> str:
 
 
 def _changes(compared: Comparison, tenant: str | None) -> dict[str, Any]:
-    """How the requests of a tenant, or all, changed from one simulation to the other."""
+    """How the requests of a tenant, or all requests, changed from one simulation to the other."""
     before, after = compared.same.means, compared.other.means
     shared = [each for each in before if each in after and tenant in (None, compared.same.tenants[each])]
     first = [(after[each][0] - before[each][0]) * 1e3 for each in shared]
@@ -193,7 +193,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _tenants(compared: Comparison) -> list[str]:
-    """Those with the most requests first; none if there is only one."""
+    """Tenants, by falling number of requests; an empty list if there is only one tenant."""
     counts: dict[str, int] = defaultdict(int)
     for tenant in compared.same.tenants.values():
         counts[tenant] += 1
@@ -212,7 +212,7 @@ def _cell(estimate: list[float] | None) -> str:
 
 
 def _change(spread: dict[str, float]) -> str:
-    """The mean change, and those that nine of ten are above and below."""
+    """The mean change, with the 10th and the 90th percentile, in words."""
     if not spread:
         return f"{'-':>26}"
     shown = f"{spread['mean']:+.0f} ({spread['p10']:+.0f} to {spread['p90']:+.0f})"

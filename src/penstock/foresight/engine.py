@@ -2,15 +2,15 @@
 
     arrivals -> plan -> seconds are drawn -> results are made up -> commit -> tokens leave
 
-The scheduler does not know: it gets requests, results and seconds as from an engine that computes. In what order things
-happen between two steps is that of `engine.loop` and `engine.engine`: requests are taken in before a plan, and the
-tokens of a step leave when the next step has begun, or at once if there is none.
+The scheduler cannot tell: it gets requests, results and seconds as from an engine that computes. Between two steps,
+things happen in the order of `engine.loop` and `engine.engine`: requests are taken in before a plan, and the tokens of
+a step leave when the next step has begun, or at once if there is none.
 
 One plan is in flight at a time. Nothing is read from a store, no step fails, and the queue has no limit.
 
-Steps in which running sequences only draw their next tokens are not planned one by one: how long the next ones take is
-drawn ahead, and the scheduler passes them at once as soon as somebody comes or may end (`Scheduler.pass_plain_steps`).
-It is left as if it had planned them.
+Steps in which running sequences only draw their next tokens are not planned one by one. Their durations are drawn
+ahead, and the scheduler passes them all at once as soon as a request arrives or may end
+(`Scheduler.pass_plain_steps`); its state is then as if it had planned them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from penstock.routing import ReplicaLoad
 __all__ = ["SimulatedEngine", "run", "simulated_config"]
 
 _UNLIKE = 1 << 40
-"""Made-up tokens begin here: no vocabulary has them, and no prompt."""
+"""Made-up tokens begin here: no vocabulary and no prompt contains them."""
 
 _EMBEDDING = bytes(4)
 _NEXT = SequenceRequest("next", (0,), stop=StopRules(max_tokens=1))
-"""A request that asks how long it would wait."""
+"""A request for asking the scheduler how long a new request would wait."""
 
 
 def simulated_config(config: SchedulerConfig) -> SchedulerConfig:
-    """A configuration without what a simulation has not: a store, a draft model, more than one plan in flight."""
+    """A configuration without what a simulation lacks: a store, a draft model, more than one plan in flight."""
     return replace(config, storing=False, draft_context=0, depth=1)
 
 
@@ -65,7 +65,7 @@ class _Live:
         self.times = array("d")
 
     def token(self, index: int) -> int:
-        """The token of its answer at an index."""
+        """The token at an index of its answer."""
         answer = self.arrival.answer
         return answer[index] if index < len(answer) else _UNLIKE + (self.number << 24) + index
 
@@ -92,27 +92,27 @@ class _Live:
 
 
 class SimulatedEngine:
-    """One engine. Offer arrivals in order of time; `run` makes time pass.
+    """Simulates one engine. Offer arrivals in order of time; `run` makes time pass.
 
     Args:
-        config: the scheduler's, as `simulated_config` returns it.
-        costs: what steps take.
-        seed: of all that is drawn.
+        config: the scheduler's configuration, as `simulated_config` returns it.
+        costs: how long steps take.
+        seed: seeds everything that is drawn.
         part: see `CostDraws`.
         speculate: whether the drafts that arrivals bring are offered.
-        every: plan every step, also those in which nothing is decided.
+        every: plan every step, even steps in which nothing is decided.
 
     Raises:
-        ConfigError: the configuration has what a simulation has not.
+        ConfigError: the configuration has something that a simulation lacks.
 
     Attributes:
         now: when the next step may begin; steps that were only drawn ahead are not over.
         served: the requests that ended, in order.
         refused: ids of requests that the scheduler refused.
         left: ids of requests whose callers left before the first token.
-        steps: how many were computed.
-        planned: how many of them were planned one by one.
-        busy: seconds in which steps were computed, or prepared.
+        steps: how many steps were computed.
+        planned: how many steps were planned one by one.
+        busy: seconds in which steps were computed or prepared.
         firsts: seconds until the first token of each request that has one, in order.
     """
 
@@ -133,15 +133,15 @@ class SimulatedEngine:
         self._wake = costs.wake
         self._speculate = speculate
         self._every = every
-        self._ahead: list[float] = []  # when steps begin that were drawn ahead, and when the last ends
-        self._drawing: list[_Live] = []  # the requests that draw in them
-        self._read = (0, 0.0)  # positions of prompts, and seconds of the steps that computed them
+        self._ahead: list[float] = []  # when each step that was drawn ahead begins, and when the last ends
+        self._drawing: list[_Live] = []  # the requests that draw in these steps
+        self._read = (0, 0.0)  # positions of prompts computed, and seconds of the steps that computed them
         self._offered = False  # whether any arrival brought drafts
         self._inbox: deque[Arrival] = deque()
         self._live: dict[str, _Live] = {}
         self._slots: dict[int, _Live] = {}
         self._impatient: list[tuple[float, str]] = []
-        self._touched: list[_Live] = []  # whose tokens wait to leave
+        self._touched: list[_Live] = []  # requests whose tokens wait to leave
         self._number = 0
         self.now = 0.0
         self.served: list[Served] = []
@@ -154,9 +154,9 @@ class SimulatedEngine:
 
     @property
     def decides_at(self) -> float:
-        """When it next decides something, if nobody comes: until then all there is to see of it stays as it is.
+        """When the engine next decides something if no request arrives; infinity if it has nothing to do.
 
-        Only free blocks become fewer. Infinity if it has nothing to do.
+        Until then nothing that others can see of it changes, except that free blocks become fewer.
         """
         if self._ahead:
             return self._ahead[self._undisturbed]
@@ -166,7 +166,7 @@ class SimulatedEngine:
 
     @property
     def _undisturbed(self) -> int:
-        """How many of the steps that were drawn ahead begin before somebody comes, or leaves before its first token."""
+        """How many steps drawn ahead begin before a request arrives, or a caller leaves before its first token."""
         change = self._inbox[0].at + self._wake if self._inbox else inf
         if self._impatient and self.scheduler.num_waiting:
             change = min(change, self._impatient[0][0])
@@ -178,7 +178,7 @@ class SimulatedEngine:
         return self.scheduler.num_waiting + len(self._inbox)
 
     def load(self) -> ReplicaLoad:
-        """What it would say of itself as a replica of a fleet."""
+        """The load that it would report as a replica of a fleet."""
         stats = self.scheduler.stats
         positions, seconds = self._read
         return ReplicaLoad(
@@ -192,11 +192,11 @@ class SimulatedEngine:
         )
 
     def offer(self, arrival: Arrival) -> None:
-        """A request comes; not before those that were offered earlier."""
+        """Add a request, which must not arrive before requests that were offered earlier."""
         self._inbox.append(arrival)
 
     def run(self, until: float = inf) -> None:
-        """Compute every step that begins before `until`; those in which nothing is decided may come later."""
+        """Compute every step that begins before `until`; steps in which nothing is decided may be computed later."""
         while True:
             if self._ahead and not self._pass_drawn(until):
                 return
@@ -213,7 +213,7 @@ class SimulatedEngine:
                 self._step()
 
     def _draw_ahead(self) -> bool:
-        """Draw how long the next steps take, as far as nothing is decided in them. False if there are none."""
+        """Draw how long the next steps take, up to the first that decides something. False if there are none."""
         steps, seq_ids = (0, ()) if self._every or self._offered else self.scheduler.plain_steps()
         if not steps:
             return False
@@ -224,7 +224,7 @@ class SimulatedEngine:
         return True
 
     def _pass_drawn(self, until: float) -> bool:
-        """Pass the steps that were drawn ahead, up to whoever comes or leaves first. False if it is too early."""
+        """Pass the steps drawn ahead, up to the first arrival or departure. False if that is not before `until`."""
         times, steps = self._ahead, self._undisturbed
         if times[steps] >= until:
             return False
@@ -242,7 +242,7 @@ class SimulatedEngine:
         return True
 
     def _take_in(self) -> None:
-        """Queue what has come."""
+        """Queue the requests that have arrived."""
         while self._inbox and self._inbox[0].at + self._wake <= self.now:
             arrival = self._inbox.popleft()
             request = arrival.request
@@ -260,7 +260,7 @@ class SimulatedEngine:
                 heapq.heappush(self._impatient, (arrival.at + arrival.patience, request.id))
 
     def _let_go(self) -> None:
-        """Callers leave who waited too long for a first token."""
+        """Let callers leave that have waited too long for a first token."""
         while self._impatient and self._impatient[0][0] <= self.now:
             _, seq_id = heapq.heappop(self._impatient)
             live = self._live.get(seq_id)
@@ -305,7 +305,7 @@ class SimulatedEngine:
             self._touched.append(live)
 
     def _send(self, at: float) -> None:
-        """The tokens of the last step leave."""
+        """Let the tokens of the last step leave."""
         for live in self._touched:
             live.fresh = False
             if live.arrival.request.embedding is None:
@@ -318,7 +318,7 @@ class SimulatedEngine:
         self._touched.clear()
 
     def _results(self, plan: StepPlan, began: float) -> tuple[RowResult, ...]:
-        """What a runner could have answered."""
+        """The results that a runner could have returned."""
         for slot in plan.releases:
             self._slots.pop(slot, None)
         for admit in plan.admits:
@@ -338,7 +338,7 @@ class SimulatedEngine:
         return tuple(results)
 
     def _drafts(self) -> list[Draft]:
-        """What a drafter offered at these places of these answers."""
+        """The drafts that the arrivals offer at the current place of each answer."""
         live = [self._live[one.seq_id] for one in self.scheduler.draftable()]
         return [draft for each in live for draft in each.arrival.offers.get(each.drawn, ())]
 
@@ -353,7 +353,7 @@ def _draw(row: Row, live: _Live) -> Iterable[SampledToken]:
 
 
 def run(engine: SimulatedEngine, arrivals: Iterable[Arrival]) -> list[Served]:
-    """Run a workload to its end on one engine; what became of its requests, in the order of their ends."""
+    """Run a workload to its end on one engine; returns what became of its requests, in the order of their ends."""
     for arrival in arrivals:
         engine.run(arrival.at)
         engine.offer(arrival)

@@ -1,7 +1,7 @@
-"""Figures of what became of requests: quantiles with the intervals in which they lie.
+"""Computes quantiles of the latencies of requests, with the intervals in which they lie.
 
-Intervals are of the percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", chapter 13):
-requests are drawn again, each with all gaps between its tokens, since the gaps of one request are alike.
+Intervals are from the percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", chapter 13):
+requests are resampled, each with all gaps between its tokens, because the gaps of one request are alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATENCIES = {
     "itl": "between tokens",
     "e2e": "end to end",
 }
-"""Names of the latencies, and what they are called in tables."""
+"""Names of the latencies, and their headings in tables."""
 
 _RESAMPLES = 200
 _INSIDE = (2.5, 97.5)
@@ -30,7 +30,7 @@ _INSIDE = (2.5, 97.5)
 
 
 class Estimate(NamedTuple):
-    """A figure, and the interval in which it lies with 95 %."""
+    """A figure, and its 95 % interval."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""Lines of a file that may be compressed, one at a time: records of a day do not fit memory."""
+"""Reads lines of a file that may be compressed, one at a time: the record of a day does not fit in memory."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _EVERY = 1 << 20
 
 
 def read_lines(path: Path, progress: Callable[[int], object] = lambda count: None) -> Iterator[str]:  # noqa: ARG005
-    """The lines of a text file in UTF-8, with their ends; a gzip file is read as what it holds, whatever its name.
+    """The lines of a text file in UTF-8, with their ends; a gzip file is decompressed, whatever its name.
 
     Args:
-        path: of the file.
+        path: the file.
         progress: called now and then with the number of bytes of the file that were read since the last call.
 
     Raises:
-        SetupError: while iterating: the file cannot be read, is not text, or is gzip and damaged.
+        SetupError: while iterating: the file cannot be read, is not text, or is damaged gzip.
     """
     try:
         with path.open("rb") as raw:
@@ -53,7 +53,7 @@ def read_lines(path: Path, progress: Callable[[int], object] = lambda count: Non
 
 @contextmanager
 def names_file(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a trace that is read in this block is told with the name of its file.
+    """Add the name of the file to errors about a trace that is read in this block.
 
     Raises:
         SetupError: in place of a `ConfigError` about the trace.

@@ -1,7 +1,7 @@
 """Several simulated engines behind one router, each on a machine of its own.
 
-An engine computes when it must be known what it did: what costs time are decisions, not engines, so a thousand of them
-may stand idle for nothing. What passes between router and replicas takes no time here.
+An engine is simulated only when its state is needed: simulating costs time per decision, not per engine, so a thousand
+idle engines cost nothing. Messages between router and replicas take no time here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from penstock.routing import Router
 __all__ = ["Chooser", "Fleet", "InTurn", "Routed"]
 
 _REPORT_SECONDS = 0.25
-"""Between two reports of a replica, as in a fleet."""
+"""Seconds between two reports of a replica, as in a real fleet."""
 
 
 class Fleet:
     """Engines on one clock.
 
     Args:
-        engines: without any work.
+        engines: the engines, without any work.
 
     Attributes:
         engines: see above.
@@ -34,7 +34,7 @@ class Fleet:
 
     def __init__(self, engines: Sequence[SimulatedEngine]) -> None:
         self.engines = list(engines)
-        self._due: list[tuple[float, int]] = []  # when engines decide; entries of which it is no longer so are passed
+        self._due: list[tuple[float, int]] = []  # when engines decide; `due` skips entries that are out of date
 
     @property
     def due(self) -> float:
@@ -44,7 +44,7 @@ class Fleet:
         return self._due[0][0] if self._due else inf
 
     def offer(self, index: int, arrival: Arrival) -> None:
-        """An engine gets a request; not before those that it was offered earlier."""
+        """Give an engine a request, which must not arrive before requests that it was offered earlier."""
         self.engines[index].offer(arrival)
         self._note(index)
 
@@ -57,14 +57,14 @@ class Fleet:
         return index
 
     def run(self, until: float = inf) -> None:
-        """Compute all that begins before `until`."""
+        """Compute every step that begins before `until`."""
         while self.due < until:
             _, index = heapq.heappop(self._due)
             self.engines[index].run(until)
             self._note(index)
 
     def replace(self, index: int, engine: SimulatedEngine) -> None:
-        """Another engine takes the place of one that is lost with all its work."""
+        """Put another engine in the place of one that is lost with all its work."""
         self.engines[index] = engine
 
     def _note(self, index: int) -> None:
@@ -77,12 +77,12 @@ class Chooser(Protocol):
     """Decides which engine gets a request."""
 
     def choose(self, arrival: Arrival, engines: Sequence[SimulatedEngine]) -> int:
-        """The index of the engine. Engines have run until the request comes."""
+        """The index of the engine. All engines have run up to the arrival of the request."""
         ...
 
 
 class InTurn:
-    """Each engine in turn."""
+    """Chooses each engine in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -94,11 +94,11 @@ class InTurn:
 
 
 class Routed:
-    """Chooses as a fleet does: by the beginnings of prompts that replicas hold, and by their loads.
+    """Chooses as a fleet does: by the prefixes that replicas hold, and by their loads.
 
     Args:
         engines: how many there are.
-        seed: of draws among equals.
+        seed: seeds draws among equals.
     """
 
     def __init__(self, engines: int, seed: int = 0) -> None:

@@ -1,9 +1,9 @@
-"""How much of a workload a machine holds: the highest rate at which goals are met, by bisection over simulated days.
+"""Finds how much of a workload a machine holds: the highest rate that meets goals, by bisection over simulated days.
 
 A day holds if, for each goal, no more of its samples are above the bound than the quantile allows. The highest rate is
-sought for each of several seeds, which draw other requests (or, of a file, other seconds of steps); what is reported is
-their median, and as interval the lowest and the highest. The lowest is the rate to plan for: at the median, every other
-day misses a goal. Options are compared on the same seeds, and so on the same requests.
+sought for each of several seeds, which draw other requests (or, for a file, other step durations). The report gives the
+median of the seeds, and the lowest and the highest as interval. The lowest is the rate to plan for: at the median,
+every other day misses a goal. Options are compared on the same seeds, and so on the same requests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def parse_slo(text: str) -> dict[str, float]:
     """Parse goals such as `ttft=1s,itl=100ms`.
 
     Raises:
-        ConfigError: the text is not of that form, names something twice, or names nothing.
+        ConfigError: the text does not have that form, names a goal twice, or names none.
     """
     goals: dict[str, float] = {}
     for word in text.split(","):
@@ -71,14 +71,14 @@ def parse_slo(text: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What serves.
+    """The machine that serves, or several machines of the same kind.
 
     Attributes:
-        config: of each scheduler.
-        costs: what steps take.
-        way: what passes between clients and engines.
-        replicas: engines, each on a machine like this one.
-        routed: whether requests go to who holds their beginning; else in turn.
+        config: the configuration of each scheduler.
+        costs: how long steps take.
+        way: the time that passes between clients and engines.
+        replicas: number of engines, each on a machine like this one.
+        routed: whether requests are routed by the prefixes that replicas hold (`Routed`); else in turn.
     """
 
     config: SchedulerConfig
@@ -93,7 +93,7 @@ class Machine:
         return [SimulatedEngine(config, self.costs, seed * 1000 + each) for each in range(self.replicas)]
 
     def chooser(self, seed: int) -> Chooser:
-        """Who decides which engine gets a request."""
+        """The chooser that decides which engine gets a request."""
         return Routed(self.replicas, seed) if self.routed else InTurn()
 
 
@@ -105,7 +105,7 @@ class Question:
         workload: the workload of a file, or what to draw.
         goals: bounds in seconds, as clients see them.
         quantile: percent of the samples that must be within each bound.
-        requests: in each simulated day; of a file, at most.
+        requests: number of requests in each simulated day; the most to read if the workload is a file.
     """
 
     workload: Workload | Drawn
@@ -114,7 +114,7 @@ class Question:
     requests: int
 
     def arrivals(self, machine: Machine, rate: float, seed: int) -> list[Arrival]:
-        """A day's requests at a rate, in requests a second."""
+        """The requests of a day at `rate` requests a second."""
         longest = machine.config.max_model_len
         if isinstance(self.workload, Drawn):
             return list(self.workload.draw("", rate, self.requests, seed).arrivals(longest))
@@ -127,7 +127,7 @@ class Limit:
 
     Attributes:
         rates: requests a second.
-        streams: requests under way at once, the mean over the day, at that rate.
+        streams: requests under way at once at that rate, the mean over the day.
     """
 
     rates: tuple[float, ...]
@@ -135,7 +135,7 @@ class Limit:
 
     @property
     def advised(self) -> float:
-        """Requests a second to plan for: as many as every day holds."""
+        """The rate to plan for, in requests a second: the lowest, which every simulated day holds."""
         return min(self.rates)
 
     @property
@@ -145,17 +145,17 @@ class Limit:
 
     @property
     def stream(self) -> Estimate:
-        """Streams: the same."""
+        """Streams: the median, the lowest and the highest of the seeds."""
         return spread(self.streams)
 
 
 def find_limit(question: Question, machine: Machine, seeds: Sequence[int], near: float = 0.0) -> Limit:
-    """The highest rate that holds, for each seed.
+    """Find the highest rate that holds, for each seed.
 
     Args:
         question: what is asked.
-        machine: of what.
-        seeds: of simulated days.
+        machine: the machine that it is asked of.
+        seeds: one for each simulated day.
         near: a rate to begin with; 0.0 if nothing is known.
     """
     rates: list[float] = []
@@ -170,20 +170,20 @@ def find_limit(question: Question, machine: Machine, seeds: Sequence[int], near:
 def find_limits(
     question: Question, machines: Mapping[str, Machine], seeds: Sequence[int], near: float, jobs: int
 ) -> Iterator[tuple[str, Limit]]:
-    """The limits of several machines by name, as they are found.
+    """Find the limits of several machines; yields (name, limit) as they are found.
 
     Args:
         question: what is asked.
-        machines: of what, by name.
-        seeds: of simulated days.
+        machines: the machines that it is asked of, by name.
+        seeds: one for each simulated day.
         near: a rate to begin with.
-        jobs: processes that simulate at once; 1 for this one alone.
+        jobs: processes that simulate at once; 1 to simulate in this process.
     """
     if jobs == 1:
         for name, machine in machines.items():
             yield name, find_limit(question, machine, seeds, near)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:  # threads may run here: no fork
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:  # no fork: threads may run here
         names = {pool.submit(find_limit, question, machine, seeds, near): name for name, machine in machines.items()}
         for done in as_completed(names):
             yield names[done], done.result()
@@ -215,7 +215,7 @@ def _held(question: Question, machine: Machine, seed: int, rate: float) -> float
     for arrival in arrivals:
         fleet.run(arrival.at)
         if _Misses.too_many(misses):
-            return None  # whatever the rest does
+            return None  # the rest of the day cannot change that
         fleet.offer(chooser.choose(arrival, fleet.engines), arrival)
     served = _finish(fleet)
     met = all(_met(question, machine.way, served, latency, bound) for latency, bound in question.goals.items())
@@ -223,7 +223,7 @@ def _held(question: Question, machine: Machine, seed: int, rate: float) -> float
 
 
 class _Misses:
-    """Counts what one engine has missed so far, so that a day ends as soon as it is lost."""
+    """Counts the samples of one engine that missed a goal so far, so that a day ends as soon as it cannot hold."""
 
     def __init__(self, question: Question, way: Way, arrivals: Sequence[Arrival], engine: SimulatedEngine) -> None:
         part = 1 - question.quantile / 100
@@ -232,7 +232,7 @@ class _Misses:
         self._gap = question.goals.get("itl", math.inf)
         self._most_late = part * len(arrivals)
         self._most_gaps = part * sum(arrival.request.stop.max_tokens for arrival in arrivals)
-        self._firsts = self._served = 0  # those that were counted
+        self._firsts = self._served = 0  # how many were counted
         self._lates = self._gaps = 0
 
     @staticmethod
@@ -244,7 +244,7 @@ class _Misses:
         return late > misses[0]._most_late or gaps > misses[0]._most_gaps
 
     def count(self) -> None:
-        """Count what is new."""
+        """Count what came since the last call."""
         firsts, served = self._engine.firsts, self._engine.served
         self._lates += sum(first > self._late for first in firsts[self._firsts :])
         self._gaps += sum(gap > self._gap for each in served[self._served :] for gap in each.gaps)
@@ -260,7 +260,7 @@ def at_rate(question: Question, machine: Machine, rate: float, seeds: Sequence[i
     """What clients see at a rate: quantiles of each latency, in milliseconds with intervals, over all seeds.
 
     Returns:
-        By latency and by name of the quantile: value, low and high.
+        (value, low, high) by latency and by name of the quantile.
     """
     served: list[Served] = []
     for seed in seeds:
@@ -284,18 +284,18 @@ def _finish(fleet: Fleet) -> list[Served]:
 
 
 def _beside(way: Way, latency: str) -> float:
-    """Seconds that a client sees beside those of the engine."""
+    """Seconds of a latency that a client sees in addition to the engine's."""
     return {"ttft": way.there + way.back, "e2e": way.there + way.end}.get(latency, 0.0)
 
 
 def _streams(served: Sequence[Served]) -> float:
-    """Requests under way at once, the mean from the first arrival to the last (Little 1961)."""
+    """Mean number of requests under way at once, from the first arrival to the last (Little 1961)."""
     over = max(each.arrived for each in served) - min(each.arrived for each in served)
     return sum(each.end_to_end for each in served) / over if over > 0 else float(len(served))
 
 
 def variants(machine: Machine) -> dict[str, Machine]:
-    """What to compare a machine with, by name: other options, more memory, and a second machine."""
+    """The machines to compare a machine with, by name: other options, more memory, and a second machine."""
     config = machine.config
     found: dict[str, Machine] = {}
 
@@ -303,7 +303,7 @@ def variants(machine: Machine) -> dict[str, Machine]:
         try:
             changed = replace(config, **changes)
         except ConfigError:
-            return  # such an option cannot be with the others
+            return  # this option contradicts the others
         if changed != config:
             found[name] = replace(machine, config=changed)
 
@@ -325,10 +325,10 @@ def spread(values: Sequence[float]) -> Estimate:
 
 
 def drawn(name: str) -> Drawn:
-    """The workload of this name.
+    """The drawn workload of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no workload of this name.
     """
     if name not in DRAWN:
         raise ConfigError("workload", f"{name!r} is neither a file nor one of {', '.join(DRAWN)}")

@@ -1,4 +1,4 @@
-"""Draws a plan: what clients see at rates around the limit, beside the goals.
+"""Draws the result of `penstock plan`: what clients see at rates around the limit, beside the goals.
 
 matplotlib is optional (extra `bench`).
 """
@@ -17,7 +17,7 @@ _COLOURS = ("#2a78d6", "#8a8a85")
 
 
 def draw_plan(record: Mapping[str, Any], target: Path, pyplot: ModuleType) -> None:
-    """Draw the record of a plan into `target`: a panel for each goal."""
+    """Draw the record of a plan into the file `target`, with a panel for each goal."""
     goals, curve = record["goals_ms"], record["curve"]
     rates = [each["rate"] for each in curve]
     figure, panels = pyplot.subplots(

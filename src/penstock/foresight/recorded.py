@@ -1,8 +1,8 @@
-"""Reads a record as a day: the requests as they came, what became of them, and what steps took.
+"""Reads a record as a day: the requests as they arrived, what became of them, and how long steps took.
 
-A request of the record comes again as itself: its prompt, its tenant, its answer as far as it was generated, and the
-drafts that were offered for it. Its answer ends where it ended, whatever ended it. What the record does not hold, such
-as requests that were refused, does not come again.
+Each request of the record is simulated with its own prompt and tenant, its answer as far as it was generated, and the
+drafts that were offered for it. The answer ends where it ended in the record, whatever ended it. Requests that the
+record does not hold, because they were refused for example, are not simulated.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["RecordedRun", "read_record"]
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A record, read.
+    """The contents of a record.
 
     Attributes:
-        config: of its scheduler.
-        arrivals: its requests, in order of time; the first comes at 0.
-        served: what became of those that ended while it was recorded and had a token or an embedding.
-        costs: what its steps took.
+        config: the configuration of its scheduler.
+        arrivals: its requests, in order of time; the first arrives at 0.
+        served: what became of requests that ended during the recording and had a token or an embedding.
+        costs: how long its steps took.
         began: the first arrival, by the clock of arrival times, in seconds.
         seconds: from the first arrival to the last record.
-        steps: how many were computed.
+        steps: how many steps were computed.
     """
 
     config: SchedulerConfig
@@ -51,12 +51,12 @@ def read_record(lines: Iterable[str], until: float = inf, since: float = 0.0) ->
     """Read a record.
 
     Args:
-        lines: of the file.
-        until: costs are learned from steps that end so many seconds after the first arrival, or earlier.
-        since: and so many after it, or later.
+        lines: the lines of the file.
+        until: costs are learned from steps that end at most this many seconds after the first arrival.
+        since: costs are learned from steps that end at least this many seconds after the first arrival.
 
     Raises:
-        ConfigError: the trace is corrupt, of another version, says no times, holds no request, or has several plans in
+        ConfigError: the trace is corrupt, of another version, has no times, holds no request, or has several plans in
             flight at once.
     """
     records = TraceReader(lines)
@@ -83,11 +83,11 @@ class _Seen:
         self.tokens: list[int] = []
         self.times = array("d")
         self.ended = -1.0
-        self.left = False  # ended from outside
+        self.left = False  # aborted before its first token
         self.offers: dict[int, tuple[Draft, ...]] = {}
 
     def full(self, config: SchedulerConfig) -> bool:
-        """Whether its stop rules ended it with its last token; repetition apart, which ends few."""
+        """Whether its stop rules ended it with its last token; ignores repetition, which ends few requests."""
         stop, count = self.request.stop, len(self.tokens)
         if count >= min(stop.max_tokens, config.max_model_len - len(self.request.prompt)):
             return True
@@ -128,16 +128,16 @@ class _Reader:
         self._seen: list[_Seen] = []
         self._live: dict[str, _Seen] = {}
         self._slots: dict[int, _Seen] = {}
-        self._ids: dict[int, int] = {}  # one object for each token id
+        self._ids: dict[int, int] = {}  # one int object for each token id, to save memory
         self._plan: StepPlan | None = None
         self._planned = 0.0
-        self._held: list[_Seen] = []  # whose tokens wait to leave
-        self._last: tuple[Shape, float, float] | None = None  # the last step: its shape, what passed around, its end
+        self._held: list[_Seen] = []  # requests whose tokens wait to leave
+        self._last: tuple[Shape, float, float] | None = None  # the last step: shape, `Rest.around`, end
         self._steps = 0
         self._end = 0.0
 
     def run(self) -> RecordedRun:
-        """All that was read."""
+        """Everything that was read."""
         if not self._seen:
             raise ConfigError("trace", "it holds no request")
         self._send(self._end)
@@ -223,7 +223,7 @@ class _Reader:
             self._send(at)
 
     def _draw(self, seen: _Seen, row: Row, result: RowResult, at: float) -> None:
-        """A row of a live request yielded something."""
+        """Note what a row of a live request yielded."""
         if not row.stored and (result.tokens or result.embedding is not None):
             self._held.append(seen)
         for token in result.tokens:
@@ -235,7 +235,7 @@ class _Reader:
             del self._live[seen.request.id]
 
     def _send(self, at: float) -> None:
-        """Tokens leave the engine."""
+        """Note that the tokens of the last step leave the engine."""
         for seen in self._held:
             if seen.request.embedding is None:
                 seen.times.append(at)

@@ -1,9 +1,9 @@
-"""What a step takes in a simulation, and what the engine does between two: as measured, with their scatter.
+"""How long a step takes in a simulation, and the engine's work between two steps: as measured, with their scatter.
 
-A step is expected to take what `core.step_time` has learned. That model is a sum of parts, and machines are not: how
-much longer or shorter measured steps took is kept by the shape of the step, and drawn from there, so that what the sum
-misses at a shape is put right on average, and a simulation scatters as the machine did. What passes between a step's
-seconds and the next plan is drawn as it was measured beside as many rows.
+The expected time of a step is what `core.step_time` has learned. That model is a sum of parts, and real machines
+deviate from it. The ratios of measured to expected time are kept by the shape of the step, and a simulation draws from
+them. This corrects the sum at each shape on average, and the simulation scatters as the machine did. The time between a
+step's own seconds and the next plan is drawn from measurements beside steps of the same shape.
 
 What all steps of a second had in common is the machine's pace (`pace`): it is not drawn, but follows the measurement.
 """
@@ -21,16 +21,16 @@ from penstock.foresight.pace import Pace
 __all__ = ["CostDraws", "CostLearner", "Rest", "StepCosts"]
 
 _FEW = 12
-"""A shape with fewer measurements is not drawn from: its neighbour is."""
+"""A shape with fewer measurements is not drawn from: its nearest neighbour with enough of them is."""
 
 Shape = tuple[int, int]
-"""Rows that decode, and positions of prompts; both in powers of two."""
+"""(rows that decode, positions of prompts), both in powers of two."""
 
 T = TypeVar("T")
 
 
 class Rest(NamedTuple):
-    """What passes beside a step's own seconds.
+    """The time that passes besides a step's own seconds.
 
     Attributes:
         around: from its plan to its result, less the seconds that the runner measured.
@@ -56,7 +56,7 @@ class Measurements(Generic[T]):
         return bool(self._usable)
 
     def near(self, shape: Shape) -> list[T]:
-        """The measurements of the shape that is most like this one and has enough of them."""
+        """The measurements of the shape nearest to this one that has enough measurements."""
         found = self._nearest.get(shape)
         if found is None:
             found = min(self._usable, key=lambda each: (_distance(each, shape), each))
@@ -65,14 +65,14 @@ class Measurements(Generic[T]):
 
 
 class StepCosts:
-    """What steps take, as measured in one run.
+    """How long steps take, as measured in one run.
 
     Args:
-        times: the parts of a step.
-        scatter: measured seconds as a multiple of the expected ones, at the machine's pace.
-        rests: what passes beside them.
+        times: the model of step times: the parts of a step.
+        scatter: measured seconds as a multiple of the expected seconds at the machine's pace.
+        rests: the time that passes besides the steps' own seconds.
         wake: seconds from a request's arrival until an idle engine plans.
-        pace: of the machine, by the time since the first arrival.
+        pace: the machine's pace, by the time since the first arrival.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class StepCosts:
         self.pace = pace or Pace()
 
     def expected(self, plan: StepPlan) -> tuple[Shape, float]:
-        """The shape of a step, and the seconds that it should take."""
+        """The shape of a step, and the seconds that it is expected to take."""
         step = self.times.amounts(plan)
         return _shape(step), self.times.of_step(step)
 
 
 class CostDraws:
-    """Draws what each step of one simulated engine takes. Owned by it.
+    """Draws how long each step of one simulated engine takes. Owned by that engine.
 
     Args:
-        costs: what steps take.
+        costs: how long steps take.
         seed: the same seed and plans give the same seconds.
-        part: of the measured time, in 0..1, at which the machine's pace begins; None to draw it. With 0 a recorded day
-            has at each time the pace that it had.
+        part: where in the measured time the machine's pace begins, as a share in 0..1; None to draw it. With 0 a
+            recorded day has at each time the pace that it had.
     """
 
     def __init__(self, costs: StepCosts, seed: int, part: float | None = None) -> None:
@@ -111,7 +111,7 @@ class CostDraws:
         self._offset = (self._rng.random() if part is None else part) * costs.pace.seconds
 
     def draw(self, plan: StepPlan, began: float) -> tuple[float, Rest]:
-        """Seconds of a step that begins at a time, by the runner's clock, and what passes beside them."""
+        """Seconds by the runner's clock of a step that begins at a time, and the time that passes besides them."""
         costs = self._costs
         shape, seconds = costs.expected(plan)
         if costs.scatter:
@@ -120,15 +120,15 @@ class CostDraws:
         return seconds, rest
 
     def draw_ahead(self, starts: list[int], steps: int, began: float) -> list[float]:
-        """When steps begin, one after the other, in which rows decode that begin at `starts` in the first of them.
+        """When successive steps begin in which the same rows decode, one position further in each step.
 
         Args:
-            starts: positions; each is one further in each step.
-            steps: how many.
-            began: when the first one begins.
+            starts: the positions of the rows in the first step.
+            steps: how many steps.
+            began: when the first step begins.
 
         Returns:
-            `steps` + 1 times: the last is when the next step may begin.
+            `steps` + 1 times: the last is when the step after them may begin.
         """
         costs, times = self._costs, [began]
         decoding = costs.times.decoding(starts)
@@ -163,7 +163,7 @@ class _Measured(NamedTuple):
 
 
 class CostLearner:
-    """Learns what steps take from the steps of a record, in order.
+    """Learns how long steps take from the steps of a record, in order.
 
     Args:
         window: see `core.step_time.chunk_of`.
@@ -176,25 +176,25 @@ class CostLearner:
         self.wakes: list[float] = []
 
     def step(self, plan: StepPlan, seconds: float, at: float) -> Shape:
-        """A step took these seconds, and ended at a time, in seconds since the first arrival. Returns its shape."""
+        """Learn from a step that took `seconds` and ended `at` seconds after the first arrival. Returns its shape."""
         self._times.learn(plan, seconds)
         step = self._times.amounts(plan)
-        if 0.0 < seconds < float("inf"):  # also of steps that draw nothing: whatever they leave undone, others take
+        if 0.0 < seconds < float("inf"):  # steps that draw nothing too: whatever they leave undone, others take
             self._steps.append((at, step, seconds))
         return _shape(step)
 
     def rest(self, shape: Shape, rest: Rest) -> None:
-        """This passed beside a step of that shape, and the engine went on at once."""
+        """Learn the time that passed besides a step of that shape; the engine must have gone on at once."""
         self._rests.append((shape, rest))
 
     def costs(self) -> StepCosts:
-        """What was learned. What steps took is judged by what is known at the end."""
+        """What was learned. Expected times of all steps come from what is known at the end."""
         steps = [_Measured(at, _shape(step), seconds, self._times.of_step(step)) for at, step, seconds in self._steps]
         steps = [step for step in steps if step.expected > 0]
         by_shape: dict[Shape, list[_Measured]] = {}
         for step in steps:
             by_shape.setdefault(step.shape, []).append(step)
-        # What the sum of parts misses at a shape is no pace of the machine.
+        # What the sum of parts misses at a shape must not count as the machine's pace.
         usual = {shape: sum(s.seconds for s in of) / sum(s.expected for s in of) for shape, of in by_shape.items()}
         pace = Pace((step.at, step.seconds, step.expected * usual[step.shape]) for step in steps)
         scatter = [(step.shape, step.seconds / step.expected / pace.at(step.at)) for step in steps]
@@ -208,6 +208,6 @@ def _shape(step: Amounts) -> Shape:
 
 
 def _distance(one: Shape, other: Shape) -> int:
-    """How unlike two shapes are; a step with prompts is unlike one without."""
+    """How unlike two shapes are; a step with prompts is far from a step without."""
     apart = abs(one[0] - other[0]) + abs(one[1] - other[1])
     return apart + 8 * ((one[1] == 0) != (other[1] == 0))

@@ -1,4 +1,4 @@
-"""Workloads: when requests come, how long they are, and which beginnings they share. Read from files or drawn.
+"""Workloads: when requests arrive, how long they are, and which prefixes they share. Read from files or drawn.
 
 Formats of files, recognised by their first line; any may be compressed with gzip:
 
@@ -8,9 +8,9 @@ Formats of files, recognised by their first line; any may be compressed with gzi
     Qwen-Bailian: JSON lines with chat_id, timestamp (s), input_length, output_length, hash_ids (blocks of 16 tokens)
     `penstock bench serve --trace`: JSON lines of offset (s), prompt_tokens, output_tokens
 
-A trace holds no tokens. Made-up ones are equal where its hashes are, and different everywhere else; they are no ids of
-any vocabulary. What an answer was cannot be told from hashes: a later prompt that repeats it finds only the blocks of
-the earlier prompt in the cache.
+A trace holds no tokens. Made-up tokens are equal where the trace's hashes are equal, and different everywhere else;
+they are not from any vocabulary. Hashes do not tell what an answer was: a later prompt that repeats an answer finds
+only the blocks of the earlier prompt in the cache.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = ["DRAWN", "Drawn", "Size", "Workload", "arrivals_of", "read_workload"]
 _MOONCAKE_BLOCK = 512
 _BAILIAN_BLOCK = 16
 _OWN = 1 << 61
-"""Made-up tokens of a request's own begin here."""
+"""Made-up tokens that only one request has begin here."""
 
 _MOST_TOKENS = 1 << 24
-"""Of one request; so many made-up tokens belong to each."""
+"""The most tokens of one request; as many made-up tokens are reserved for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Size:
     """One request of a workload.
 
     Attributes:
-        at: when it comes, in seconds after the first.
+        at: when it arrives, in seconds after the first request.
         prompt_tokens, output_tokens: its lengths, at least 1.
-        blocks: names of its prompt's leading blocks: equal names in two prompts, equal tokens.
-        block_tokens: tokens in each of those blocks.
-        tenant: on whose behalf.
+        blocks: names of its prompt's leading blocks; equal names in two prompts mean equal tokens.
+        block_tokens: tokens in each of these blocks.
+        tenant: the tenant that it belongs to.
     """
 
     at: float
@@ -70,7 +70,7 @@ class Workload:
     Attributes:
         name: what it is called in reports.
         sizes: what a trace says, or what was drawn.
-        recorded: the requests of a record themselves; then `sizes` is empty.
+        recorded: the requests themselves, if they come from a record; then `sizes` is empty.
         rate: requests a second, on average.
     """
 
@@ -80,7 +80,7 @@ class Workload:
 
     @property
     def rate(self) -> float:
-        """Requests a second on average; infinity if all come at once."""
+        """Requests a second on average; infinity if all arrive at once."""
         times = [each.at for each in self.recorded or self.sizes]
         over = times[-1] - times[0]
         return (len(times) - 1) / over if over > 0 else math.inf
@@ -89,7 +89,7 @@ class Workload:
         return len(self.recorded or self.sizes)
 
     def arrivals(self, max_model_len: int, speed: float = 1.0) -> Iterator[Arrival]:
-        """The requests, `speed` times as fast, each cut to what a model's context holds."""
+        """The requests at `speed` times their rate, each cut to what a model's context holds."""
         if not self.recorded:
             yield from arrivals_of(self.sizes, max_model_len, speed)
             return
@@ -103,7 +103,7 @@ class Workload:
 def arrivals_of(sizes: Iterable[Size], max_model_len: int, speed: float = 1.0) -> Iterator[Arrival]:
     """Requests of these sizes with made-up tokens.
 
-    Prompts longer than all but one token of the context lose their end, answers what has no room behind the prompt.
+    Prompts are cut to one token less than the context, answers to the room that is left after the prompt.
     """
     for number, size in enumerate(sizes):
         prompt_tokens = min(size.prompt_tokens, max_model_len - 1)
@@ -125,12 +125,12 @@ def read_workload(path: Path, most: int = 0, progress: Callable[[int], object] =
     """Read a workload from a file; see the module for formats.
 
     Args:
-        path: of the file.
-        most: requests to read at most, from its beginning; 0 for all.
+        path: the file.
+        most: the most requests to read, from the beginning of the file; 0 for all.
         progress: as in `read_lines`.
 
     Raises:
-        SetupError: the file cannot be read, is of no known format, is empty or has an invalid line; names the line.
+        SetupError: the file cannot be read, has no known format, is empty or has an invalid line; names the line.
     """
     lines = read_lines(path, progress)
     first = next(lines, "")
@@ -223,8 +223,8 @@ class Drawn:
     Attributes:
         prompt, output: median lengths in tokens.
         prompt_sigma, output_sigma: standard deviations of their logarithms.
-        prefixes: number of beginnings that prompts share, each with one of them; 0 for none.
-        prefix_tokens: length of each.
+        prefixes: number of shared prefixes, of which each prompt has one; 0 for none.
+        prefix_tokens: length of each prefix.
     """
 
     prompt: int
@@ -235,7 +235,7 @@ class Drawn:
     prefix_tokens: int = 0
 
     def draw(self, name: str, rate: float, count: int, seed: int) -> Workload:
-        """Draw `count` requests, `rate` a second; with another rate the same requests come at other times."""
+        """Draw `count` requests, `rate` a second; another rate gives the same requests at other times."""
         gaps, lengths = random.Random(f"{seed}/gaps"), random.Random(f"{seed}/lengths")  # noqa: S311 (no secrets)
         sizes, at = [], 0.0
         for _ in range(count):
@@ -255,10 +255,10 @@ DRAWN = {
     "long": Drawn(prompt=1000, output=24, prompt_sigma=0.5),
     "shared": Drawn(prompt=48, output=64, prefixes=8, prefix_tokens=512),
 }
-"""Workloads that are drawn, by name: conversations, long prompts with short answers, and prompts that share beginnings
-of 512 tokens."""
+"""Workloads that are drawn, by name: conversations, long prompts with short answers, and prompts that share prefixes of
+512 tokens."""
 
 
 def _length(rng: random.Random, median: int, sigma: float) -> int:
-    """Bounded by eight times the median, so that one request does not decide over all others."""
+    """Draw a length of at most eight times the median, so that one request does not dominate all others."""
     return max(1, min(8 * median, round(rng.lognormvariate(math.log(median), sigma))))

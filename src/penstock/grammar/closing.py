@@ -1,9 +1,9 @@
 """Endings: from any state of llguidance's automaton, a short text that completes the document.
 
 `ending` walks its path on a copy of the automaton, so what it finds is right by construction; how short it is depends
-on the search. `endings` proposes more, which the caller checks. In JSON, close what is open and write the smallest
-value where one is missing; elsewhere, search breadth first over a few characters of each class. All searches are
-bounded and deterministic.
+on the search. `endings` proposes more, which the caller checks. In JSON, `ending` closes what is open and writes the
+smallest value where one is missing; in other languages, it searches breadth first over a few characters of each class.
+All searches are bounded and deterministic.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MENDS = b"a0"
 _MARKS = b'"@.-:/ _,(){}[]'
 _CONTINUATIONS = b"\x80\xbf"  # one of them continues any unfinished character (RFC 3629, section 4)
 _MAX_PATH = 16384
-"""Bytes of an ending in JSON, beyond which its search gives up."""
+"""The search for an ending in JSON gives up beyond this many bytes."""
 _MAX_FILL = 1024
-"""Most characters put into one string to make it long enough."""
+"""The most characters that are put into one string to make it long enough."""
 _FEW = 8
 """Up to this many filler characters are tried one by one, for patterns that repeat a group; for more, only a minimum
 length is assumed."""
@@ -41,11 +41,11 @@ _LETTERS_SPELLED_OUT = 25
 _NEAR = 24
 """Bytes at either end of a known ending that are each tried as its new beginning."""
 _MOST_STEPS = 8
-"""Steps, often of a few bytes, after which the value begun last is closed, or much more than that is open."""
+"""After this many steps, often of a few bytes, the value begun last is closed, or much more than that is open."""
 _MOST_RESTS = 48
-"""Bytes of a hint that are each tried as its beginning, because some of it may be written already."""
+"""Bytes of a hint that are each tried as its beginning, because some of the hint may be written already."""
 _GLIMPSE = 6
-"""First bytes of an ending, which are tried before all of it is."""
+"""The first bytes of an ending, which are tried before the whole ending is."""
 
 
 class JsonPlace:
@@ -104,7 +104,7 @@ class Closer:
     def endings(
         self, matcher: LLMatcher, place: JsonPlace | None, known: Ending, text: bytes, like: bytes = b""
     ) -> Iterator[Ending]:
-        """Endings to try, the cheapest to find first: most text changes little about an ending.
+        """Yield endings to try, the cheapest to find first: most text changes little about an ending.
 
         `known` was an ending before `text` was written; `like` is another document of the grammar, whose end may close
         what is open. Does not modify `matcher`.
@@ -120,24 +120,24 @@ class Closer:
             yield Ending.spelled(found, self._speller)
 
     def kept(self, place: JsonPlace | None, known: Ending, text: bytes) -> Iterator[Ending]:
-        """Those of `endings` that need no search."""
+        """The part of `endings` that needs no search."""
         written = len(text)
         goes_on = place is not None and place.inside and known.text.startswith(b'"')  # in a string
         if goes_on:
             yield known
-        if written <= len(known.text):  # `text` replaces as many bytes of it
+        if written <= len(known.text):  # `text` stands for as many bytes of `known`
             yield known.after(written, self._speller)
         if not goes_on:  # `text` opened nothing
             yield known
         bare = written - text.count(b" ")
-        if place is not None and 0 < bare < written and bare <= len(known.text):  # `text` has spaces that it lacks
+        if place is not None and 0 < bare < written and bare <= len(known.text):  # `text` has spaces that `known` lacks
             yield known.after(bare, self._speller)
 
     def _joined(self, matcher: LLMatcher, place: JsonPlace, known: Ending) -> Iterator[Ending]:
-        """Endings that write a few bytes and then go on as `known` does from a place near its beginning.
+        """Endings that write a few bytes and then continue as `known` does from a place near its beginning.
 
-        Most often, the known ending only fails to close a name or number begun just now. Trying each mark of a long
-        ending as the beginning would take thousands of times as long. Advances `matcher` and `place`.
+        Most often, the known ending only fails to close a name or number begun just now. Trying each byte of a long
+        ending as that place would take thousands of times as long. Advances `matcher` and `place`.
         """
         path = b""
         for _ in range(_MOST_STEPS):
@@ -222,7 +222,7 @@ class Closer:
         return self._first(matcher, b'"') or self._fill(matcher) or self._close_string(matcher, place)
 
     def _number(self, matcher: LLMatcher) -> bytes | None:
-        """The rest of a number; None where no number may start or go on."""
+        """The rest of a number; None where no number may start or continue."""
         if self._first(matcher, _NUMBER) is None:
             return None
         return self._breadth(matcher, self._ends_value)

@@ -1,8 +1,8 @@
-"""Guesses how a value in a JSON answer goes on: as the same words do in its prompt.
+"""Guesses that a value in a JSON answer continues as the same words do in its prompt.
 
 Names, places and numbers are mostly copied from the text that an answer is about, in the order of that text. Bytes are
-compared, because tokens differ: a name has other tokens after a quotation mark than after a space. A guess, never a
-mask.
+compared, because tokens differ: a name has other tokens after a quotation mark than after a space. The result is a
+guess, never a mask.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 __all__ = ["Copying", "value_in"]
 
 _LONGEST = 24
-"""Number of last bytes of a value that are searched for."""
+"""How many of a value's last bytes are searched for."""
 _PLACES = 8
-"""Occurrences that are checked from the last copied place on, and as many again from the beginning."""
+"""How many occurrences are checked from the last copied place on; as many again are checked from the beginning."""
 _WORD = re.compile(rb"[0-9A-Za-z\x80-\xff'_-]+")
 _NUMBER = re.compile(rb"[0-9][0-9.]*$")
 

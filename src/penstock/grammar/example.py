@@ -1,7 +1,7 @@
 """A short text that a regular expression probably matches, read off its syntax.
 
 Takes the shortest alternative, the fewest repetitions and one common character of each class. An example may be wrong:
-callers try it on the automaton first. An expression in another dialect has none.
+callers try it on the automaton first. Expressions in other dialects get none.
 """
 
 from __future__ import annotations

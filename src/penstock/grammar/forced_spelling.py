@@ -1,7 +1,7 @@
-"""Guesses in which tokens a model spells text that its grammar forces.
+"""Guesses which tokens a model uses for text that its grammar forces.
 
-As its tokenizer does, because the model has read text in no other tokens. By longest match if there is no tokenizer, if
-its tokens are not exactly the text (it may add a prefix), or if the text is not ASCII. Either way it is a guess.
+Uses the tokenizer's tokens, because the model has read text in no others. Uses the longest match if there is no
+tokenizer, if its tokens are not exactly the text (it may add a prefix), or if the text is not ASCII. Both are guesses.
 """
 
 from __future__ import annotations

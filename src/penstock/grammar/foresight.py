@@ -1,9 +1,9 @@
-"""Guesses the next tokens where a grammar leaves hardly a choice: property names, punctuation, constants.
+"""Guesses the next tokens where a grammar leaves hardly any choice: property names, punctuation, constants.
 
-These are guesses, never masks: the model chooses the tokens even of forced text, and JSON may have a space in front or
-not. At a mask that this answer has met before, the guess is the token that came there last. Otherwise forced text is
-spelled (`forced_spelling`) except for its last token; for that one, and where only a space is optional, the guess is
-the longest token that fits. A value in progress is guessed to go on as the same words do in the prompt (`copying`).
+These are guesses, never masks: even for forced text the model chooses the tokens, and JSON may have a space in front
+or not. If this answer has met the same mask before, the guess is the token that it took there last. Otherwise forced
+text is spelled (`forced_spelling`) except for its last token; for that one, and where only a space is optional, the
+guess is the longest token that fits. Values in progress are guessed from the same words in the prompt (`copying`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.grammar.forced_spelling import ForcedSpelling
 __all__ = ["TAIL", "Foresight"]
 
 TAIL = 64
-"""Number of last bytes of an answer that guesses look at."""
+"""How many of an answer's last bytes the guesses look at."""
 _FEW = 128
 """A mask is narrow if it allows at most this many tokens."""
 _SPACED = b",:"
 """Bytes after which models write a space."""
 _REMEMBERED = 128
-"""Most masks that an answer remembers in each of two tables; a mask has one bit per token of the vocabulary."""
+"""The most masks that an answer remembers in each of two tables; a mask has one bit per token of the vocabulary."""
 
 
 class Foresight:
@@ -31,7 +31,7 @@ class Foresight:
 
     Args:
         spelling: spells forced text.
-        copying: finds in the prompt how a value goes on.
+        copying: finds in the prompt how a value continues.
     """
 
     __slots__ = ("_begin_alike", "_came", "_copying", "_speller", "_spelling")
@@ -41,7 +41,7 @@ class Foresight:
         self._copying = copying
         self._speller = spelling.speller
         self._begin_alike: dict[bytes, list[int]] = {}  # a mask -> its `_fitting`; masks recur
-        self._came: dict[bytes, int] = {}  # a narrow mask -> the token that came there last
+        self._came: dict[bytes, int] = {}  # a narrow mask -> the token taken there last
 
     def copy(self) -> Foresight:
         """A copy that advances independently; both share the cache of masks."""
@@ -50,7 +50,7 @@ class Foresight:
         return other
 
     def note(self, mask: bytes, token: int) -> None:
-        """Record that `token` came where `mask` was allowed."""
+        """Record that `token` was taken where `mask` was the mask."""
         if _is_narrow(mask) and (mask in self._came or len(self._came) < _REMEMBERED):
             self._came[mask] = token
 
@@ -121,7 +121,7 @@ class Foresight:
         return [max(fitting, key=lambda id_: (len(_bare(tokens[id_])), (tokens[id_][:1] == b" ") == spaced, -id_))]
 
     def _fitting(self, mask: bytes) -> list[int]:
-        """The allowed tokens that agree with what all begin with, spaces aside; [] if none, or if eos is allowed."""
+        """The allowed tokens that fit the beginning shared by all, spaces aside; [] if none, or if eos is allowed."""
         known = self._begin_alike.get(mask)
         if known is None:
             known = self._that_begin_alike(mask)

@@ -1,9 +1,9 @@
-"""The grammars of an engine: checked at admission, cached, handed out as matchers.
+"""Checks an engine's grammars at admission, caches them, and hands out matchers.
 
 A grammar is compiled first in a separate process, which is killed if it exceeds its time or memory, and only then in
-this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its price once. Safe to
-call from several threads. One grammar is judged at a time, so that a crowd of offenders occupies only one process.
-Requests for known grammars do not wait for that; for the others, the queue is bounded, and API keys take turns.
+this one, into a cache bounded in bytes. Refusals are cached too, so that a bad grammar costs its time once. Safe to
+call from several threads. One grammar is judged at a time, so that many bad grammars occupy only one process. Requests
+for known grammars do not wait for that; the others wait in a bounded queue, in which API keys take turns.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ MOST_WAITING, MOST_WAITING_OF_A_KEY = 16, 8
 WAIT_SECONDS = 60.0
 """How long a request waits for its turn. The costliest grammar takes ten seconds of CPU time."""
 RETRY_SECONDS = 10
-"""When to retry after a refusal because of the queue: about the time that one of the costliest grammars takes."""
+"""When to retry after a refusal because the queue is full: about the time that one of the costliest grammars takes."""
 SEARCHES = 60
 """States that a search for an ending may expand while a request runs."""
 
 
 _MOST_SOURCE = 8192
-"""Number of last tokens of a prompt that values may be copied from."""
+"""From how many of a prompt's last tokens values may be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Compiled:
 
 
 class GrammarLibrary:
-    """Implements `contract.ports.Grammars`. Builds nothing before the first grammar comes.
+    """Implements `contract.ports.Grammars`. Builds nothing before the first grammar arrives.
 
     Args:
         vocabulary: loads the vocabulary; called when it is first needed, for this process and for the compiling one.
@@ -159,7 +159,7 @@ class GrammarLibrary:
     def _start(self, grammar: Grammar, max_new_tokens: int, tenant: str = "") -> Ending:
         """A document of a grammar that compiles; the one with the fewest tokens if the first one found is too long.
 
-        A function of its arguments alone, so that a restarted answer goes the same way.
+        Depends on its arguments alone, so that a restarted answer takes the same course.
         """
         verdict = self._verdict(grammar, tenant=tenant)
         if len(verdict.ending.ids) < max_new_tokens:
@@ -184,7 +184,7 @@ class GrammarLibrary:
         if known is not None:
             return known
         with self._turns.turn(tenant):
-            known = self._known(grammar, tight)  # another thread may have asked for the same
+            known = self._known(grammar, tight)  # another thread may have asked for the same verdict
             if known is None:
                 known = self._judges().judge(grammar, tight)
                 with self._lock:
@@ -194,7 +194,7 @@ class GrammarLibrary:
             return known
 
     def _judges(self) -> WorkerClient:
-        """The client of the compiling process; to be called by the thread that has the turn."""
+        """The client of the compiling process. Only the thread that has the turn may call this."""
         with self._lock:
             if self._worker is not None:
                 return self._worker
@@ -217,7 +217,7 @@ class GrammarLibrary:
             return known
         with self._lock:
             compiling = self._compiling.setdefault(grammar, threading.Lock())
-        with compiling:  # a thread that wants the same waits instead of compiling it too
+        with compiling:  # a thread that wants the same grammar waits instead of compiling it too
             known = self._fresh(grammar)
             return known or self._compile_anew(grammar, size)
 
@@ -245,7 +245,7 @@ class GrammarLibrary:
             return kept.matcher.deep_copy()
 
     def _forget(self) -> None:
-        """Evict the least recently used entries beyond the limits. To be called under the lock."""
+        """Evict the least recently used entries beyond the limits. Must be called under the lock."""
         while self._size > self._cache_bytes:
             self._size -= self._compiled.popitem(last=False)[1].size
         while self._known_size > self._verdict_bytes:

@@ -1,4 +1,4 @@
-"""One answer's state in its grammar, with its end always in reach.
+"""Tracks one answer's state in its grammar, with an ending always in reach.
 
 Invariant: a known ending completes the document and fits in the tokens left, the end-of-sequence token included. A
 token after which no ending is found is refused. The state is a pure function of the grammar, the token limit and the
@@ -30,7 +30,7 @@ class GuidedMatcher:
         matcher: the automaton at the current position; owned by this object from now on.
         place: its position in JSON; None for other languages.
         ending: completes the document from that position.
-        max_new_tokens: how many tokens may still be generated; `ending` fits.
+        max_new_tokens: how many tokens may still be generated; `ending` fits in them.
         foresight: guesses what comes next; owned by this object from now on.
     """
 
@@ -66,7 +66,7 @@ class GuidedMatcher:
         self._foresight = foresight
         self._mask = b""  # for the next token; b"" if not asked for
         self._tail = b""  # the last bytes that were written
-        self._document = ending.text  # what the answer opens, it may close in the same way
+        self._document = ending.text  # its end may close what the answer opens
 
     def mask(self) -> bytes:
         """The tokens that may come next, one bit per id, lowest bit first."""
@@ -80,11 +80,11 @@ class GuidedMatcher:
         return self._mask
 
     def take(self, token: int) -> bool:
-        """Advance past `token`; False, and no change, if the document could not be completed after it."""
+        """Advance past `token`; return False and change nothing if the document could not be completed after it."""
         return bool(self._take(token, self._ending_after))
 
     def take_at_once(self, token: int) -> bool | None:
-        """`take`; None, and no change, if that needs a search for an ending."""
+        """Like `take`, but return None and change nothing if that needs a search for an ending."""
         return self._take(token, self._kept_after)
 
     def copy(self) -> GuidedMatcher:
@@ -112,7 +112,7 @@ class GuidedMatcher:
         return self._foresight.ahead(self._matcher, self._tail, self._place, min(most, self._left - 1))
 
     def _take(self, token: int, ending_after: Callable[[bytes, JsonPlace | None], Ending | None]) -> bool | None:
-        """Advance past `token`; None, and no change, if no ending was found after it; False if it is not allowed."""
+        """Advance past `token`; return None and change nothing if no ending was found, False if it is not allowed."""
         if token in self._speller.eos:
             return self._left >= 1 and self._matcher.is_accepting() and bool(self._matcher.consume_token(token))
         if self._matcher.try_consume_tokens([token]) != 1:

@@ -20,7 +20,7 @@ from penstock.grammar.vocabulary import Speller
 __all__ = ["ShortestSearch"]
 
 _FEW_TOKENS = 64
-"""Up to this many allowed tokens are all tried; of more, one of each class."""
+"""If at most this many tokens are allowed, all are tried; else one of each class."""
 _BEAM = 40
 """States of a level that are expanded."""
 _MOST_STATES = 1000
@@ -58,7 +58,7 @@ class _State:
 class ShortestSearch:
     """The search over one vocabulary, all of whose tokens are read to construct it. Stateless.
 
-    Raises nothing: if it finds nothing shorter, the known document stays.
+    Raises nothing: if it finds nothing shorter, it returns the known document.
     """
 
     def __init__(self, speller: Speller) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 __all__ = ["TokenTrie"]
 
 _LARGE = 64
-"""Nodes in a subtree, above which it pays to keep the set of its bytes."""
+"""In a subtree of more nodes than this, it pays to keep the set of its bytes."""
 
 
 class TokenTrie:
@@ -35,7 +35,7 @@ class TokenTrie:
                 self.depth.append(at + 1)
                 self.end.append(0)
                 self.token.append(-1)
-            if self.token[path[-1]] < 0:  # if two tokens have the same bytes, the lower id
+            if self.token[path[-1]] < 0:  # if two tokens have the same bytes, the lower id counts
                 self.token[path[-1]] = id_
             last = text
         self._close(path, 0)

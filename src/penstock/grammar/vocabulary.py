@@ -34,8 +34,8 @@ class Vocabulary:
     """The tokens of a model.
 
     Attributes:
-        tokens: the bytes of each token by id; b"" for special tokens and for unused ids. As long as the logits are
-            wide.
+        tokens: the bytes of each token by id; b"" for special tokens and for unused ids. Its length is
+            the width of the logits.
         special: ids of tokens that are not text.
         eos: ids of tokens that end an answer.
     """
@@ -46,7 +46,7 @@ class Vocabulary:
 
 
 class Speller:
-    """A vocabulary prepared for automata; immutable. Making one takes a fraction of a second.
+    """A vocabulary prepared for automata; immutable. Construction takes a fraction of a second.
 
     Raises:
         InvalidParameter: a printable ASCII character has no token of its own, or no token ends an answer.
@@ -55,7 +55,7 @@ class Speller:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
         self.eos = vocabulary.eos
-        numbered = reversed(list(enumerate(vocabulary.tokens)))  # if two tokens are the same byte, the lower id
+        numbered = reversed(list(enumerate(vocabulary.tokens)))  # if two tokens are the same byte, the lower id counts
         self.byte_ids = {token[0]: id_ for id_, token in numbered if len(token) == 1}
         if not vocabulary.eos or not set(range(0x20, 0x7F)) <= self.byte_ids.keys():
             message = "this model's vocabulary lacks single characters or an end-of-sequence token"
@@ -73,7 +73,7 @@ class Speller:
         return TokenTrie(self.tokens)
 
     def spell(self, text: bytes) -> list[int]:
-        """Token ids whose bytes are `text`: longest match in ASCII, one token per byte in all else."""
+        """Token ids whose bytes are `text`: longest match in ASCII, one token per byte elsewhere."""
         ids: list[int] = []
         for part in _PARTS.findall(text):
             ids += self.backend.greedy_tokenize(part.decode()) if part.isascii() else self.bytewise(part)

@@ -76,7 +76,7 @@ def judge(
     Args:
         grammar: what a caller sent.
         speller: the vocabulary.
-        tight: look for the document with the fewest tokens, which takes longer; done too if no document was found.
+        tight: look for the document with the fewest tokens, which takes longer; also done if no document was found.
         more_time: called before that longer search begins.
     """
     before = address_space()

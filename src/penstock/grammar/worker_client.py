@@ -18,10 +18,10 @@ TOO_COSTLY = Verdict(error="the grammar takes too much time or memory to compile
 
 
 class WorkerClient:
-    """Has grammars judged, by as many processes as threads ask at once.
+    """Has grammars judged, by one process for each thread that asks at the same time.
 
-    A process that exceeds its limits proves the grammar too costly. One that was killed, or stands still, proves
-    nothing about it.
+    A process that exceeds its limits proves the grammar too costly. One that was killed, or got no processor
+    time, proves nothing about it.
     """
 
     def __init__(self, vocabulary: Vocabulary, wall_seconds: float = WALL_SECONDS) -> None:
@@ -39,7 +39,7 @@ class WorkerClient:
         """The process's verdict (see `worker.judge`); `TOO_COSTLY` if the grammar exceeds the process's limits.
 
         Raises:
-            Unavailable: two processes in a row were killed, or too slow on a busy machine; or none can be started.
+            Unavailable: two processes in a row were killed or got no processor time, or none can be started.
         """
         order = {"kind": grammar.kind, "source": grammar.source, "tight": tight}
         try:

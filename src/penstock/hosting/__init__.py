@@ -1,4 +1,4 @@
-"""Several models in one server: each is loaded when it is first asked for, and makes room when others need it."""
+"""Several models in one server: each is loaded when first asked for, and unloaded when others need its room."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ from penstock.contract.errors import RefusalCause, Unavailable
 __all__ = ["HostClosed", "ModelCannotLoad", "ModelIsComing", "NoRoomForModel"]
 
 _SOON_SECONDS = 5
-"""Models mostly load in seconds."""
+"""Retry time when a model is loading: most load within seconds."""
 _LATER_SECONDS = 30
-"""An operator has to do something first."""
+"""Retry time when an operator has to do something first."""
 
 
 class ModelIsComing(Unavailable):
-    """The model is not loaded yet, and the request has waited as long as it may; it is loaded all the same."""
+    """The model is not loaded yet, and the request has waited as long as it may; loading goes on."""
 
     def __init__(self, name: str) -> None:
         message = f"The model {name!r} is being loaded; ask again soon."
@@ -37,7 +37,7 @@ class NoRoomForModel(Unavailable):
 
 
 class HostClosed(Unavailable):
-    """The server ends."""
+    """The server is shutting down."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", retry_after=_SOON_SECONDS, cause=RefusalCause.DRAINING)

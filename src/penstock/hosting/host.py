@@ -1,11 +1,11 @@
 """Decides which of several models are loaded: each from its first request on, within limits on number and memory.
 
-A model that needs room takes that of the one that was used least recently; first of one that answers nothing now, else
-of one that is busy, which then takes no new request and is unloaded when it has answered those that it has. Pinned
-models keep their room. One model is loaded or unloaded at a time, in the order in which they were asked for.
+A model that needs room takes the room of the least recently used model: of an idle one if there is any, else of a busy
+one, which then takes no new requests and is unloaded when it has answered its present ones. Pinned models keep their
+room. Models are loaded and unloaded one at a time, in the order in which this was asked for.
 
 Invariants: a request that has been given a model keeps it until it ends; a model that was loaded for a request answers
-that request before it leaves. Confined to one event loop. Knows neither HTTP nor how a model is loaded.
+that request before it is unloaded. Confined to one event loop. Knows neither HTTP nor how a model is loaded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["ModelHost"]
 log = logging.getLogger("penstock.server")
 
 _LOOK_SECONDS = 1.0
-"""How often models are looked for that were idle for too long."""
+"""How often the host looks for models that were idle for too long."""
 
 
 class ModelHost(Generic[LoadedT]):
     """The models of one server; see the module.
 
     Args:
-        models: in the order in which they are listed; their names differ.
-        load: loads a model. Gets a function that says, from any thread, that it cannot answer any more, and why.
+        models: the models in the order in which they are listed; no two share a name.
+        load: loads a model. Gets a function to call, from any thread, with the reason why the model can answer no more.
         limits: how much may be loaded at once.
-        clock: seconds, monotone.
+        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -62,22 +62,22 @@ class ModelHost(Generic[LoadedT]):
         return (*self._by_name, *(name for place in self._places for name in place.adapters))
 
     def statuses(self) -> tuple[ModelStatus, ...]:
-        """Every model at this moment, in the order in which they were given."""
+        """The present status of every model, in the order in which the models were given."""
         return tuple(place.status() for place in self._places)
 
     def status(self, name: str) -> ModelStatus:
-        """One model at this moment.
+        """The present status of one model.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
         """
         return self._find(name).status()
 
     def present(self, name: str) -> LoadedT | None:
-        """A model, if it is loaded.
+        """A model if it is loaded, else None.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
         """
         stay = self._find(name).stay
         return stay.loaded if stay is not None else None
@@ -87,9 +87,9 @@ class ModelHost(Generic[LoadedT]):
         """Hold a model while a request is answered; it is loaded first if need be.
 
         Raises:
-            UnknownModel: there is none of this name.
-            ModelIsComing: it was not loaded in time; it still will be.
-            ModelCannotLoad: it cannot be loaded.
+            UnknownModel: no model has this name.
+            ModelIsComing: the model was not loaded in time; loading goes on.
+            ModelCannotLoad: the model cannot be loaded.
             NoRoomForModel: pinned models and the limits leave no room.
         """
         stay = await self._enter(self._find(name), self._limits.wait_seconds)
@@ -99,22 +99,22 @@ class ModelHost(Generic[LoadedT]):
             stay.leave(self._clock())
 
     async def load(self, name: str) -> None:
-        """Have a model loaded, and wait for it as long as that takes. Raises as `use` does."""
+        """Have a model loaded, and wait as long as that takes. Raises as `use` does."""
         stay = await self._enter(self._find(name), 0.0)
         stay.leave(self._clock())
 
     async def unload(self, name: str) -> None:
-        """Unload a model when it has answered the requests that it has, and wait for that; pinned, it is no more.
+        """Unpin a model, unload it when it has answered its present requests, and wait for that.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
         """
         place = self._find(name)
         place.pinned = False
         stay = place.stay
         if stay is not None:
             stay.leaving = True
-            await stay.unused()  # before its turn: meanwhile others may move
+            await stay.unused()  # before taking the lock, so that others may be loaded meanwhile
         async with self._moving:
             if place.stay is not None and place.stay.leaving:
                 await self._leave(place)
@@ -128,13 +128,13 @@ class ModelHost(Generic[LoadedT]):
         """Let a model make room for others again.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
         """
         self._find(name).pinned = False
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Inside, pinned models are loaded, and those that are idle for too long leave; at the end all are unloaded.
+        """Load pinned models, and inside unload models that are idle for too long; at the end unload all.
 
         Raises:
             PenstockError: a pinned model cannot be loaded.
@@ -158,7 +158,7 @@ class ModelHost(Generic[LoadedT]):
         return place
 
     async def _enter(self, place: Place[LoadedT], seconds: float) -> Stay[LoadedT]:
-        """Begin a request of this model as soon as it is loaded, within `seconds`; 0 for no limit."""
+        """Begin a request of this model as soon as it is loaded, at most `seconds` later; 0 for no limit."""
         try:
             async with asyncio.timeout(seconds or None):
                 if place.stay is None or place.stay.leaving:
@@ -181,21 +181,21 @@ class ModelHost(Generic[LoadedT]):
         except BaseException:
             coming.give_up(self._clock())
             raise
-        if stay is None:  # nobody had waited any more when its turn came, and then this request did
+        if stay is None:  # loading was dropped since all requests had given up; this one came after
             return await self._wait(place)
         return stay
 
     async def _bring(self, place: Place[LoadedT], coming: Coming[LoadedT]) -> Stay[LoadedT] | None:
-        """Load a model in its turn; None if nobody waits for it any more."""
+        """Load a model in its turn; None if no request waits for it any more."""
         try:
             async with self._moving:
                 if self._closed:
                     raise HostClosed
                 if not coming.waiting:
                     return None
-                await self._leave(place)  # of its earlier stay, which takes no requests any more
+                await self._leave(place)  # ends its earlier stay, which takes no new requests
                 await self._make_room(place)
-                if not coming.waiting:  # who waited left while others ended what they had
+                if not coming.waiting:  # all that waited gave up while other models finished
                     return None
                 loaded = await self._load_now(place)
                 coming.stay = place.stay = Stay(loaded, coming.waiting, self._clock())
@@ -235,7 +235,7 @@ class ModelHost(Generic[LoadedT]):
             await self._leave(other)
 
     def _keep_within_memory(self, place: Place[LoadedT]) -> None:
-        """Have others leave if the model takes more memory than was expected of it."""
+        """Have other models unloaded if this one takes more memory than expected."""
         excess = sum(loaded.bytes for loaded in self._loaded()) - self._limits.memory
         while self._limits.memory and excess > 0 and (other := self._next_to_leave(place, leaving=False)) is not None:
             assert other.stay is not None, "it is loaded"
@@ -251,11 +251,11 @@ class ModelHost(Generic[LoadedT]):
         return few_enough and (not limits.memory or taken + size <= limits.memory)
 
     def _loaded(self) -> list[LoadedT]:
-        """The models that are loaded now, those included that are about to leave."""
+        """The models that are loaded now, including those that are about to be unloaded."""
         return [place.stay.loaded for place in self._places if place.stay is not None]
 
     def _next_to_leave(self, newcomer: Place[LoadedT], *, leaving: bool = True) -> Place[LoadedT] | None:
-        """The model that makes room for `newcomer`; with `leaving`, it may be one that is about to leave anyway."""
+        """The model to unload for `newcomer`; with `leaving`, it may be one that is about to be unloaded anyway."""
         stays = [
             (bool(place.stay.users), place.stay.last_used, index)
             for index, place in enumerate(self._places)
@@ -267,7 +267,7 @@ class ModelHost(Generic[LoadedT]):
         return self._places[min(stays)[2]] if stays else None
 
     async def _leave(self, place: Place[LoadedT]) -> None:
-        """Unload a model, if it is loaded, as soon as it answers nothing. The caller moves models."""
+        """Unload a model, if it is loaded, as soon as it is idle. The caller holds `_moving`."""
         stay = place.stay
         if stay is None:
             return
@@ -279,7 +279,7 @@ class ModelHost(Generic[LoadedT]):
         log.info("model %s is unloaded", place.model.names[0])
 
     def _lost(self, place: Place[LoadedT], number: int, reason: str) -> None:
-        """A model cannot answer any more: it is unloaded, and loaded again when the next request comes."""
+        """Unload a model that cannot answer any more; the next request loads it again."""
         if place.stay is None or place.loads != number:
             return
         place.reason, place.stay.leaving = reason, True
@@ -287,7 +287,7 @@ class ModelHost(Generic[LoadedT]):
         self._end(place)
 
     def _end(self, place: Place[LoadedT]) -> None:
-        """Unload a model that takes no requests any more, some time."""
+        """Start to unload a model that takes no new requests."""
 
         async def leave() -> None:
             async with self._moving:
@@ -304,7 +304,7 @@ class ModelHost(Generic[LoadedT]):
             self.unload_idle()
 
     def unload_idle(self) -> None:
-        """Begin to unload every model without a request for longer than it may be."""
+        """Begin to unload every model that has been idle for longer than its limit."""
         for place in self._places:
             idle, stay = place.model.idle_seconds, place.stay
             if stay is None or stay.leaving or stay.users or place.pinned or not idle:
@@ -314,7 +314,7 @@ class ModelHost(Generic[LoadedT]):
                 self._end(place)
 
     async def _close(self) -> None:
-        """Unload all, whatever they are doing."""
+        """Unload all models, whatever they are doing."""
         self._closed = True
         for place in self._places:
             if place.coming is not None and not place.loading:
@@ -327,6 +327,6 @@ class ModelHost(Generic[LoadedT]):
 
 
 def _look_at(task: asyncio.Task[object]) -> None:
-    """Look at how a task ended: nobody may wait for it any more."""
+    """Retrieve a task's exception, so that asyncio does not log it if no request waits for the task any more."""
     if not task.cancelled():
         task.exception()

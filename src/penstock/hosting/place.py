@@ -1,4 +1,4 @@
-"""One model's place in a host: not loaded, coming, or loaded, and who uses it or waits for it."""
+"""One model's place in a host: not loaded, coming, or loaded, and how many requests use it or wait for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Loaded(Protocol):
         ...
 
     async def close(self) -> None:
-        """End it, and free its memory."""
+        """End the model, and free its memory."""
         ...
 
 
@@ -41,7 +41,7 @@ class Stay(Generic[LoadedT]):
     """A model while it is loaded.
 
     Attributes:
-        users: requests that it answers, and those that waited for it and have not begun yet.
+        users: number of requests that it answers, plus those that waited for it and have not begun yet.
         leaving: whether it takes no new request, because it is to be unloaded.
         last_used: when a request last began or ended, in seconds of the host's clock.
     """
@@ -55,13 +55,13 @@ class Stay(Generic[LoadedT]):
         self._note()
 
     def enter(self, now: float) -> None:
-        """A request begins."""
+        """Count a request that begins."""
         self.users += 1
         self.last_used = now
         self._note()
 
     def leave(self, now: float) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         self.users -= 1
         self.last_used = now
         self._note()
@@ -81,7 +81,8 @@ class Coming(Generic[LoadedT]):
     """A model that is to be loaded.
 
     Attributes:
-        waiting: requests that wait for it. They use it from the moment it is loaded, so that it cannot leave first.
+        waiting: number of requests that wait for it. They use it from when it is loaded, so that it cannot be unloaded
+            first.
         task: loads it; set by the host.
     """
 
@@ -92,7 +93,7 @@ class Coming(Generic[LoadedT]):
         self.stay: Stay[LoadedT] | None = None
 
     def give_up(self, now: float) -> None:
-        """A request waits no longer."""
+        """Note that a request waits no longer."""
         self.waiting -= 1
         if self.stay is not None:
             self.stay.leave(now)
@@ -100,7 +101,7 @@ class Coming(Generic[LoadedT]):
 
 @dataclass(slots=True, eq=False)
 class Place(Generic[LoadedT]):
-    """One model of a host, loaded or not; see `ModelStatus` for what is not explained here."""
+    """One model of a host, loaded or not; for fields not explained here see `ModelStatus`."""
 
     model: HostedModel
     pinned: bool
@@ -117,7 +118,7 @@ class Place(Generic[LoadedT]):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The names of the model's adapters, as when it left while it is not loaded."""
+        """The names of the model's adapters; while it is not loaded, those that it had last."""
         return self.left_adapters if self.stay is None else self.stay.loaded.adapters
 
     @property
@@ -128,7 +129,7 @@ class Place(Generic[LoadedT]):
         return ModelState.LOADING if self.loading else ModelState.UNLOADED
 
     def status(self) -> ModelStatus:
-        """The model at this moment."""
+        """The present status of the model."""
         return ModelStatus(
             model=self.model,
             state=self.state,

@@ -2,12 +2,12 @@
 
 Decides when they are written: one thread writes all pending changes in one transaction, in the order of the changes.
 Only the latest state of an answer is held until then, so a slow disk costs no more memory than the answers themselves.
-The server's `Store`, which has them in memory, decides how many are kept: the file follows.
+The server's `Store`, which has the answers in memory, decides how many are kept: the file follows it.
 
 Deleted content is overwritten with zeros. If its owner deleted it, it is also removed from the write-ahead log at once;
-a file system or a disk may keep copies of its own.
+a file system or a disk may still keep copies.
 
-If the journal can no longer be written, it is given up with one line in the log: the server goes on from memory.
+If the journal can no longer be written, it is given up with one line in the log: the server continues from memory.
 """
 
 from __future__ import annotations

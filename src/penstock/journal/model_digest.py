@@ -1,4 +1,4 @@
-"""A digest of all that answers depend on besides their requests: servers with the same digest answer alike."""
+"""A digest of everything that answers depend on besides their requests: servers with the same digest answer alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open one of the journal's SQLite files, locked by this process and readable only by its owner.
+"""Opens one of the journal's SQLite files, locked by this process and readable only by its owner.
 
 Decides its durability: in write-ahead mode, a committed row survives any end of the process without waiting for the
 disk; after a power loss, the latest rows may be missing.

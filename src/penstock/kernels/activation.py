@@ -2,8 +2,8 @@
 
 Decides the formulas; does not know which model uses which. Computed in float32; gated forms round the activated gate
 before the product, except the clamped one. Written in terms of `exp`, `tanh` and `erf` because torch's fused `silu` and
-`gelu` use another code path for the last few elements of an array, whose last bit may differ, so that a row would
-depend on its place in the batch.
+`gelu` use another code path for the last few elements of an array. The last bit of those elements may differ, so a row
+would depend on its place in the batch.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def gelu_new_reference(x: Tensor) -> Tensor:
 
 
 def gelu_new_and_mul_reference(gate_up: Tensor) -> Tensor:
-    """`gelu_new(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded as SwiGLU is."""
+    """`gelu_new(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded like SwiGLU."""
     gate, up = gate_up.chunk(2, dim=-1)  # [T, F] each
     return gelu_new_reference(gate) * up
 
@@ -61,8 +61,8 @@ def gelu_new_and_mul_reference(gate_up: Tensor) -> Tensor:
 def clamped_swiglu_and_mul_reference(gate_up: Tensor) -> Tensor:
     """`g * sigmoid(1.702 g) * (u + 1)`, `g` being the gate clamped to at most 7, and `u` up clamped to `[-7, 7]`.
 
-    The experts of gpt-oss (`GptOssExperts` of transformers). `[T, 2 * F]` to `[T, F]`; computed in float32 and rounded
-    once.
+    Used by the experts of gpt-oss (`GptOssExperts` of transformers). `[T, 2 * F]` to `[T, F]`; computed in float32 and
+    rounded once.
     """
     gate, up = gate_up.float().chunk(2, dim=-1)  # [T, F] each
     gate, up = gate.clamp(max=_SWIGLU_LIMIT), up.clamp(-_SWIGLU_LIMIT, _SWIGLU_LIMIT)
@@ -76,7 +76,7 @@ def gelu_reference(x: Tensor) -> Tensor:
 
 
 def gelu_and_mul_reference(gate_up: Tensor) -> Tensor:
-    """`gelu(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded as SwiGLU is."""
+    """`gelu(gate) * up` (GeGLU: Shazeer 2020, section 2): `[T, 2 * F]` to `[T, F]`; rounded like SwiGLU."""
     gate, up = gate_up.chunk(2, dim=-1)  # [T, F] each
     return gelu_reference(gate) * up
 

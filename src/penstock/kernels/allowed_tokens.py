@@ -1,4 +1,4 @@
-"""Ruling tokens out of a row of logits, by torch; the compiled way is `native_sampler.rule_out`."""
+"""Rules tokens out of a row of logits, in torch; the compiled version is `native_sampler.rule_out`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERS = np.where(_BITS == 1, np.float32(np.inf), np.float32(-np.inf))  # [256
 
 
 def rule_out(logits: Tensor, allowed: bytes, lowered: Tensor) -> None:
-    """Write a row of logits with -inf for every token that is not allowed; NaN stays NaN, so that such a row fails.
+    """Copy a row of logits, with -inf for every token that is not allowed; NaN stays NaN, so that such a row fails.
 
     Not a `masked_fill_`, which takes twenty times as long.
 
@@ -29,5 +29,5 @@ def rule_out(logits: Tensor, allowed: bytes, lowered: Tensor) -> None:
 
 @lru_cache(maxsize=32)
 def _bounds(allowed: bytes, device: torch.device) -> Tensor:
-    """Upper bounds of logits: +inf, or -inf. Kept, because most masks equal the one of the step before."""
+    """Upper bounds of logits: +inf, or -inf. Cached, because most masks equal that of the previous step."""
     return torch.from_numpy(_NUMBERS[np.frombuffer(allowed, dtype=np.uint8)]).flatten().to(device)

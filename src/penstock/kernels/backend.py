@@ -1,8 +1,8 @@
 """The interface that every backend implements.
 
-Decides what executors, the sampler and the KV store may ask. A backend is a value: whoever assembles an engine chooses
-one and passes it to everything that computes. Two engines with different backends can coexist in one process,
-independent of each other.
+Decides what executors, the sampler and the KV store may ask of a backend. A backend is a value: it is chosen once, when
+an engine is assembled, and passed to everything that computes. Two engines with different backends can coexist in one
+process, independent of each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Choose = Callable[[Tensor, SamplingMetadata, Tensor | None], Choices]
 """Chooses a token for each row of logits; see `native_sampler.choose`."""
 
 RuleOut = Callable[[Tensor, bytes, Tensor], None]
-"""Writes a row of logits with -inf for tokens that are not allowed; see `allowed_tokens.rule_out`."""
+"""Copies a row of logits, with -inf for tokens that are not allowed; see `allowed_tokens.rule_out`."""
 
 
 class Backend(Protocol):
@@ -34,7 +34,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """`torch` or `cpu`."""
+        """`torch`, `cpu` or `cuda`."""
         ...
 
     @property

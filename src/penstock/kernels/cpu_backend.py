@@ -1,7 +1,7 @@
 """The backend `cpu`: compiled kernels in float32 and bfloat16, with its own instruction set and threads.
 
-Exact: a row's bits depend neither on its neighbours nor on the number of threads. Operations without a kernel go to
-torch: heads wider than `MAX_HEAD_DIM` (or `MAX_LATENT_DIM`), which `why_not` reports, and experts that are not packed.
+Exact: a row's bits depend neither on its neighbours nor on the number of threads. Torch computes what has no kernel:
+heads wider than `MAX_HEAD_DIM` (or `MAX_LATENT_DIM`), which `why_not` reports, and experts that are not packed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paged attention on CUDA by torch's memory-efficient kernel, in few launches.
+"""Paged attention on CUDA with torch's memory-efficient kernel, in few launches.
 
 Decides how the rows of a step are grouped into calls: all rows with one query in one call, padded to the longest; every
 other row in its own call. The kernel reads a row's keys in order, in blocks of fixed size, and keeps a running maximum,
@@ -159,7 +159,7 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, scale: f
 
 
 def _gathered(cache: Tensor, group: _Group, dtype: torch.dtype) -> Tensor:
-    """The group's positions `[R, Hkv, L, D]`; zeros where no query looks, because a weight of 0 times NaN is NaN."""
+    """The group's positions `[R, Hkv, L, D]`; zeros where no query sees, because a weight of 0 times NaN is NaN."""
     held = cache[group.table].flatten(1, 2).to(dtype)  # [R, L, Hkv, D], a copy
     held = held.masked_fill_(group.unseen[:, :, None, None], 0.0)
     return _widened(held.transpose(1, 2))

@@ -1,4 +1,4 @@
-"""The backend `cuda`: torch's products in pieces of rows, and Triton kernels for what lies between them.
+"""The backend `cuda`: torch's products in pieces of rows, and Triton kernels for most operations between them.
 
 Operations without a kernel go to the references, as in `torch_backend`. Attention of latent caches and of heads wider
 than `triton_attention.MAX_HEAD_DIM` goes to torch's memory-efficient kernel (`cuda_attention`).

@@ -1,7 +1,7 @@
 """A weight kept as a plain tensor, multiplied by torch on any device.
 
-Library matrix products choose their order of summation by shape, so on a CPU a row's last bits may depend on the number
-of rows. On CUDA products are cut into pieces of rows whose bits agree: see `row_pieces`.
+Matrix libraries choose the order of summation by shape, so on a CPU a row's last bits may depend on the number of rows.
+On CUDA, products are cut into pieces of rows, of sizes that give the same bits: see `row_pieces`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A mixture of experts in torch: routing tokens to experts, and summing the experts' outputs.
 
 Decides the formulas and the order of every sum; does not know where logits and weights come from, nor which model uses
-what. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock`, `DeepseekV2TopkRouter` and
-`DeepseekV3TopkRouter`. The reference that the compiled kernels (`native_experts`) must match, and the fallback without
-them.
+which of them. Follows transformers' `Qwen3MoeSparseMoeBlock`, `MixtralSparseMoeBlock`, `DeepseekV2TopkRouter` and
+`DeepseekV3TopkRouter`. It is the reference that the compiled kernels (`native_experts`) must match, and the fallback
+without them.
 
 Invariant: expert outputs are weighted and summed in float32, in ascending order of experts, starting from zero; the
 residual is added to the finished sum.

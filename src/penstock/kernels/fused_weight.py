@@ -1,8 +1,8 @@
 """A weight made of several weights with the same inputs, each in its own form.
 
-Decides nothing about products: each part computes its own. Used where a family multiplies projections as one weight
-(queries, keys and values; gates and ups) but a file stores them in blocks of different kinds, so that no part has to be
-requantised into another's form.
+Each part computes its own products. Used where a family multiplies projections as one weight (queries, keys and values;
+gates and ups) but a file stores them in blocks of different kinds, so that no part has to be requantised into another's
+form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FusedWeight:
 
     @property
     def arithmetic(self) -> str:
-        """`bf16` if all parts have it; else that of the first other part, which takes inputs unrounded."""
+        """`bf16` if all parts use it; else that of the first part that does not, which takes unrounded inputs."""
         return next((part.arithmetic for part in self.parts if part.arithmetic != "bf16"), "bf16")
 
     @property

@@ -1,6 +1,6 @@
 """The interface of a weight, whatever its form: products, rows, size.
 
-Decides the signature that all forms share. A form is one file beside this one (`dense_weight`, `packed_linear`)
+Decides the signature that all forms share. A form has one file beside this one (`dense_weight`, `packed_linear`)
 and, if compiled kernels multiply it, one header under `native/`.
 """
 
@@ -68,7 +68,7 @@ class Weight(Protocol):
             cpu: runs the compiled kernels, if the form has any; None for torch.
             x: `[T, K]`.
             bias: `[N]`, or None.
-            residual: `[T, N]`, or None. It may be overwritten: the result may lie in its place.
+            residual: `[T, N]`, or None. It may be overwritten: the result may reuse its memory.
             out_dtype: dtype of the result; None for the dtype of `x`.
 
         Returns:

@@ -1,7 +1,7 @@
 """Access to the compiled kernels: whether this installation has them, and how to open a `Cpu` that runs them.
 
-Decides nothing. A package installed without a C++ compiler or Python's headers has no `penstock._native`. A module that
-exists but fails to load is an error; it does not count as absent.
+A package installed without a C++ compiler or Python's headers has no `penstock._native`. A module that exists but fails
+to load is an error; it does not count as absent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def required() -> ModuleType:
     """The module `penstock._native`.
 
     Raises:
-        RuntimeError: this installation has none.
+        RuntimeError: this installation has no compiled kernels.
     """
     if module is None:
         raise RuntimeError("this installation of penstock has no compiled kernels")
@@ -65,7 +65,7 @@ def required() -> ModuleType:
 def isas() -> list[str]:
     """The instruction sets that this machine can run, best first.
 
-    Of `avx512_amx`, `avx512_bf16`, `avx512`, `avx2` and `portable`.
+    They are among `avx512_amx`, `avx512_bf16`, `avx512`, `avx2` and `portable`.
     """
     return [] if module is None else module.isas()
 

@@ -11,7 +11,7 @@ A cache may also be int8 (see `int8_keys_shape` and `int8_values_shape`): each p
 rounded when it is stored, with its own scale, which is kept in the same block. Attention reads only stored values, even
 those of the current step, so the guarantees above still hold.
 
-A latent cache has only keys, in natural layout, of one head up to 1,024 wide; values are a view of their end
+A latent cache has only keys, in natural layout, of one head up to 1,024 wide; values are a view of the end of the keys
 (`is_latent`). In int8 a position is a row of bytes (see `int8_latent_shape`): the rotated part of a key has one scale,
 and each 128 elements of the value have one.
 """
@@ -149,7 +149,7 @@ def rotate_and_write(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> Tensor:
-    """In one pass: norm queries and keys per head, rotate both, store keys and values.
+    """Norm queries and keys per head, rotate both, and store keys and values, all in one pass.
 
     Args:
         cpu: runs the kernel.

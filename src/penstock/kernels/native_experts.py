@@ -68,7 +68,7 @@ class NativeExperts:
             cpu: runs the kernels.
             stack: the weights, both packed.
             spec: how experts are chosen.
-            activation: a name in `kernels.activation`; those that end in `_and_mul` need gates.
+            activation: a name in `kernels.activation`; those that end in `_and_mul` need experts with gates.
             selection_bias: `[E]` float32, or None.
 
         Raises:
@@ -100,7 +100,7 @@ class NativeExperts:
         return out
 
     def run_into(self, out: Tensor, x: Tensor, router_logits: Tensor, residual: Tensor | None = None) -> int:
-        """The same, written to `out`, which may be `x` or `residual`.
+        """Like `__call__`, but written to `out`, which may be `x` or `residual`.
 
         Returns:
             The number of experts whose weights were read.

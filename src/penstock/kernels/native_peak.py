@@ -1,7 +1,7 @@
 """Compiled loops that run the machine at its limits: independent products, and reads of memory.
 
-Decides nothing: the caller times the calls and interprets the result. Runs on the threads and with the instruction set
-of a `Cpu`; the loops are in `native/peak.cpp`.
+The caller times the calls and interprets the result. The loops run on the threads and with the instruction set of a
+`Cpu`; they are in `native/peak.cpp`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read(cpu: Cpu, memory: Tensor) -> None:
     """Read the whole 64-byte lines of `memory` once, divided among the threads.
 
     Raises:
-        ValueError: `memory` is not contiguous, not aligned to 64 bytes, or shorter than that.
+        ValueError: `memory` is not contiguous, not aligned to 64 bytes, or shorter than 64 bytes.
     """
     if not memory.is_contiguous():
         raise ValueError("memory to be read must be contiguous")

@@ -61,7 +61,7 @@ def states_of(states: Sequence[Tensor]) -> Any:
 
 
 def filter_of(weight: Tensor, bias: Tensor | None, *, silu: bool) -> Any:
-    """The compiled `Filter` of a short convolution, `[L, C]`; its tensors must outlive it, here and below."""
+    """The compiled `Filter` of a short convolution, `[L, C]`; here and below, the tensors must outlive the result."""
     taps, width = weight.shape
     address = vector("the weight of a convolution", weight.view(-1), torch.float32, taps * width)
     return required().Filter(taps=taps, width=width, weight=address, bias=_address("its bias", bias, width), silu=silu)

@@ -1,8 +1,8 @@
 """The row-wise operations in compiled code (norms, activations, rotation), behind the signatures of their references.
 
 Decides how tensors are handed over as addresses; the arithmetic is in `native/norm.h`, `activation.h` and `rope.h`.
-Takes float32 and bfloat16 on the CPU. A row's bits depend on that row alone. In bfloat16 it differs from the references
-only in rounding points: everything is float32 until the result is rounded, once.
+Takes float32 and bfloat16 on the CPU. A row's bits depend on that row alone. In bfloat16, results differ from the
+references only in rounding points: everything is float32 until the result is rounded, once.
 """
 
 from __future__ import annotations

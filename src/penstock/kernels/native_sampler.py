@@ -74,7 +74,7 @@ class Choices:
         tokens: `[S]` int64; meaningless where the row failed.
         logprobs: `[S]` float32 under the raw distribution, 0 where `wants_logprob` is false.
         failed: `[S]` bool: the logits have a NaN or +inf, or are all -inf.
-        normalizers: `[S]` float64, where `wants_logprob`: any token's log probability is its logit less this, rounded.
+        normalizers: `[S]` float64, where `wants_logprob`: any token's log probability is its logit minus this, rounded.
     """
 
     tokens: Tensor
@@ -133,7 +133,7 @@ def choose(cpu: Cpu, logits: Tensor, metadata: SamplingMetadata, uniform: Tensor
 
 
 def rule_out(cpu: Cpu, logits: Tensor, allowed: bytes, lowered: Tensor) -> None:
-    """Write a row of logits with -inf for every token that is not allowed; NaN stays NaN, so that such a row fails.
+    """Copy a row of logits, with -inf for every token that is not allowed; NaN stays NaN, so that such a row fails.
 
     Args:
         cpu: runs the kernel.

@@ -1,6 +1,6 @@
 """Normalisation of the last dimension, accumulated in float32 whatever the dtype.
 
-Decides the arithmetic and its rounding points; does not know where in a model it is used. Every row is independent.
+Decides the arithmetic and its rounding points; does not know where in a model a norm is used. Every row is independent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def unit_rows(x: Tensor, eps: float) -> Tensor:
     """`x / sqrt(mean(x^2) + eps)` of float32 rows `[..., H]`.
 
-    On CUDA by torch's fused norm, which gives each row its own thread block. A plain CUDA `mean` divides the work among
-    threads according to the number of rows, so that its order of summation depends on the batch.
+    On CUDA this is torch's fused norm, which gives each row its own thread block. A plain CUDA `mean` divides the work
+    among threads according to the number of rows, so that its order of summation depends on the batch.
     """
     if x.is_cuda:
         return torch.nn.functional.rms_norm(x, x.shape[-1:], None, eps)

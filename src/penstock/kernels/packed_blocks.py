@@ -198,7 +198,7 @@ def _to_plane(groups: Tensor, start: int, bits: int) -> Tensor:
 
 
 def _from_plane(lines: Tensor, bits: int) -> Tensor:
-    """The inverse: `[P, U, G, 64 * bits]` to `[P, 16, U, G, 32]`."""
+    """The inverse of `_to_plane`: `[P, U, G, 64 * bits]` to `[P, 16, U, G, 32]`."""
     joined = lines.unflatten(3, (bits, _PANEL, 4)).permute(0, 4, 1, 2, 3, 5)[..., None, :]
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
     return (joined >> shifts & (1 << bits) - 1).flatten(4)

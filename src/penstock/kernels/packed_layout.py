@@ -85,7 +85,7 @@ def _lanes_last(groups: Tensor) -> Tensor:
 
 
 def _halves(stored: Tensor) -> Tensor:
-    """The inverse: bytes `[P, G, 32]` to float32 `[P, 16, G, 1]`."""
+    """The inverse of `_lanes_last`: bytes `[P, G, 32]` to float32 `[P, 16, G, 1]`."""
     return stored.contiguous().view(torch.float16).float().transpose(1, 2)[..., None]
 
 

@@ -200,7 +200,7 @@ def packed_linear(
 def packed_gated_linear(
     cpu: Cpu, x: Tensor, weight: PackedWeight, bias: Tensor | None = None, activation: str = "silu_and_mul"
 ) -> Tensor:
-    """A gated activation of the two halves of `x @ weight.T + bias`, which are neither rounded nor stored.
+    """Apply a gated activation to the halves of `x @ weight.T + bias`, which are neither rounded nor stored.
 
     Args:
         cpu: runs the kernel.

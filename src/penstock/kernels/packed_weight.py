@@ -1,7 +1,7 @@
 """Packs numbers, GGUF blocks and FP8 rows into the weights of `packed_linear`.
 
 Decides how numbers are rounded; does not know what a weight belongs to or how products are computed. GGUF blocks keep
-their numbers bit for bit. Packed bytes depend neither on who packs them (torch or compiled code) nor on the number of
+their numbers bit for bit. Packed bytes depend neither on what packs them (torch or compiled code) nor on the number of
 threads: if a function is given a `cpu`, its threads share the work; otherwise the calling thread does it alone.
 """
 
@@ -50,7 +50,7 @@ MAX_INPUTS = 65536
 
 
 def room_for(kind: PackedKind, outputs: int, inputs: int, memory: WeightMemory | None) -> Tensor:
-    """Allocate the packed bytes of a weight, uint8, from `memory`, or by themselves if it is None."""
+    """Allocate the packed bytes of a weight, uint8, from `memory`, or separately if it is None."""
     count = native.required().packed_bytes(kind, outputs, inputs)
     return torch.empty(count, dtype=torch.uint8) if memory is None else memory.take(count)
 
@@ -82,7 +82,7 @@ def pack_bf16(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu | Non
         cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the shape or dtype is another.
+        ValueError: the shape or dtype does not fit.
     """
     _check_weight(weight)
     if native.module is None:
@@ -119,8 +119,8 @@ def quantize_int8(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
         cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the shape or dtype is another, or a group has a number that is not finite, or a scale too large for
-            float16.
+        ValueError: the shape or dtype does not fit, or a group has a number that is not finite, or a scale too large
+            for float16.
     """
     _check_weight(weight)
     return _quantised("Q8_0", _int8_blocks, weight, memory, cpu)
@@ -145,8 +145,8 @@ def quantize_int4(weight: Tensor, memory: WeightMemory | None = None, cpu: Cpu |
         cpu: provides the packing threads; None for the calling thread alone.
 
     Raises:
-        ValueError: the shape or dtype is another, or a group has a number that is not finite, or a scale or minimum too
-            large for float16.
+        ValueError: the shape or dtype does not fit, or a group has a number that is not finite, or a scale or minimum
+            too large for float16.
     """
     _check_weight(weight)
     return _quantised("Q4_1", _int4_blocks, weight, memory, cpu)
@@ -223,7 +223,7 @@ _BLOCK_KINDS = {
 
 
 def block_kind(name: str) -> PackedKind:
-    """The kind into which blocks of this name are packed: GGUF's, or those of `weights.integer_blocks`."""
+    """The kind that blocks of this format are packed into: one of GGUF's formats, or of `weights.integer_blocks`."""
     return _BLOCK_KINDS[name]
 
 

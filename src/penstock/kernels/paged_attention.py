@@ -1,12 +1,12 @@
 """Paged attention: attention over keys and values in blocks of a shared cache, found through block tables.
 
 Decides how the queries of a step attend to the cached keys and values of their own sequence. Knows slots of positions,
-not sequences: it does not care who owns a block or what it holds beyond `kv_len`.
+not sequences: it does not know which sequence owns a block, or what the block holds beyond `kv_len`.
 
 Invariants: a row reads the cache only at positions below its `kv_len` that one of its queries sees; whatever else its
 blocks hold, NaN included, cannot reach the output (blocks are reused without being cleared), and blocks that all its
-windows have left may belong to others, or not exist. Sums are float32. Grouped queries: query head `h` reads key-value
-head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
+windows have left may belong to other sequences, or not exist. Sums are float32. Grouped queries: query head `h` reads
+key-value head `h // (Hq / Hkv)` (Ainslie et al., "GQA", 2023).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""References of recurrent layers with matrix state (the gated delta rule and selective scans), and of gated norms.
+"""References for recurrent layers with matrix state (the gated delta rule and selective scans) and gated norms.
 
 Decides the formulas. Both recurrences decay the state of each head, add an outer product of the key and a vector
 derived from the value, and read the state with the query; they differ in that vector.

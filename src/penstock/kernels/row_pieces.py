@@ -1,10 +1,10 @@
-"""CUDA products in pieces of few sizes, all with the same bits, so that a row's bits do not depend on the others.
+"""CUDA products in pieces of a few sizes that give the same bits, so that no row's bits depend on the other rows.
 
 A matrix library chooses a kernel, and with it the order of every sum, by the sizes of its operands. So rows are
 multiplied in pieces of `STANDARD` rows, or of another of `SIZES` that gives the same bits; the last piece is padded
-with arbitrary rows whose results are ignored. Which sizes give the same bits is found once for each shape of weight, on
-random numbers: another order of summation shows in nearly every element, so one product of a thousand rows tells. Small
-pieces keep a step of few rows bound by reading its weights, large ones read them less often.
+with arbitrary rows whose results are ignored. Which sizes give the same bits is tested once per shape of weight, on
+random numbers: another order of summation changes nearly every element, so one product of a thousand rows is enough.
+With small pieces, a step of few rows stays bound by reading its weights; large pieces read the weights less often.
 
 Decides how rows are cut; a row's place within its piece does not change its sums.
 """
@@ -27,10 +27,10 @@ STANDARD = 256
 SIZES = (64, 128, STANDARD, 1024)
 
 _PERIOD = 1_000_003
-"""Random numbers that are drawn, on the host; a weight takes them over and over, never two rows alike."""
+"""How many random numbers are drawn, on the host; a weight repeats them, but no two of its rows are alike."""
 
 _TRIED_BYTES = 1 << 27
-"""Sizes are tried only if the result of a piece has no more bytes than this."""
+"""Sizes above `STANDARD` are tried only if the result of a piece has no more bytes than this."""
 
 
 def linear_in_pieces(
@@ -46,8 +46,9 @@ def linear_in_pieces(
         x: `[T, K]`.
         weight: `[N, K]`, in the dtype of `x`.
         bias: `[N]` in the dtype of `x`, or None.
-        out_dtype: dtype of the result; None for that of `x`. Without a bias, float32 results are not rounded first.
-        residual: `[T, N]` in the dtype of `x`, or None. It may be overwritten: the result may lie in its place.
+        out_dtype: dtype of the result; None for that of `x`. Without bias and residual, a float32 result is not
+            rounded to the dtype of `x` first.
+        residual: `[T, N]` in the dtype of `x`, or None. It may be overwritten: the result may reuse its memory.
 
     Returns:
         `[T, N]`, contiguous, made by `empty_with_room`.
@@ -75,9 +76,9 @@ def pieces(x: Tensor) -> Iterator[Tensor]:
 
 
 def empty_with_room(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """Uninitialised `[T, ...]` on the device of `like`, contiguous, followed by memory up to a multiple of `STANDARD`.
+    """Allocate `[T, ...]` on the device of `like`, uninitialised and contiguous.
 
-    So what is computed into it can be padded in place.
+    Memory up to a multiple of `STANDARD` rows follows it, so that what is written to it can be padded in place.
     """
     rows = -(-shape[0] // STANDARD) * STANDARD
     return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)[: shape[0]]
@@ -86,8 +87,8 @@ def empty_with_room(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | N
 def filled_up(x: Tensor, rows: int | None = None, *, to_write: bool = False) -> Tensor:
     """`x` padded with arbitrary rows to `rows`, or to whole pieces; contiguous, so that all pieces have equal strides.
 
-    A view if `x` is contiguous and has memory behind it, else a copy; `to_write`, a view only if `x` is all that its
-    memory was made for, as `empty_with_room` makes it.
+    A view if `x` is contiguous and has enough memory behind it, else a copy. With `to_write`, a view only if that
+    memory was allocated for `x` alone, as by `empty_with_room`.
     """
     wanted = -(-len(x) // STANDARD) * STANDARD if rows is None else rows
     if x.is_contiguous():
@@ -102,7 +103,7 @@ def filled_up(x: Tensor, rows: int | None = None, *, to_write: bool = False) -> 
 
 
 def _cut(rows: int, sizes: tuple[int, ...]) -> list[int]:
-    """The sizes of the pieces for `rows` rows, the last of which may be padded; `sizes` ascend."""
+    """The sizes of the pieces for `rows` rows; the last piece may be padded. `sizes` ascend."""
     cut = []
     while rows > 0:
         enough = next((size for size in sizes if size >= rows and size <= STANDARD), None)
@@ -112,7 +113,7 @@ def _cut(rows: int, sizes: tuple[int, ...]) -> list[int]:
 
 
 class _Product(NamedTuple):
-    """What a library chooses a kernel by, but for the number of rows."""
+    """Everything that a library chooses a kernel by, except the number of rows."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -131,7 +132,7 @@ def _sizes(product: _Product) -> tuple[int, ...]:
     def numbers(first: int, *shape: int) -> Tensor:
         count = math.prod(shape)
         row = drawn.repeat(-(-(first + count) // _PERIOD))[first : first + count]
-        return row.clone().view(shape)  # at an address like any tensor's, by which kernels are chosen too
+        return row.clone().view(shape)  # a tensor of its own: libraries also choose kernels by address
 
     x, weight = numbers(0, max(SIZES), inputs), numbers(1, outputs, inputs)
     return alike_sizes(x, weight, numbers(2, outputs) if product.biased else None, product.out_dtype, adds=product.adds)
@@ -140,17 +141,17 @@ def _sizes(product: _Product) -> tuple[int, ...]:
 def alike_sizes(
     x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, *, adds: bool = False
 ) -> tuple[int, ...]:
-    """The sizes of pieces in which products of this shape have the bits that they have in pieces of `STANDARD` rows.
+    """The sizes of pieces that give products of this shape the same bits as pieces of `STANDARD` rows.
 
     Args:
         x: `[max(SIZES), K]`, numbers to try.
         weight: `[N, K]`.
         bias: `[N]`, or None.
         out_dtype: dtype of the result.
-        adds: whether products are added to what is there.
+        adds: whether products are added to the output's previous contents.
 
     Returns:
-        Ascending; always with `STANDARD`.
+        The sizes, ascending; always with `STANDARD`.
     """
     outputs = len(weight)
     fits = [size for size in SIZES if size <= STANDARD or size * outputs * out_dtype.itemsize <= _TRIED_BYTES]

@@ -1,4 +1,4 @@
-"""The reference of short causal convolutions: one filter per channel, over the newest few tokens of a sequence."""
+"""The reference for short causal convolutions: one filter per channel, over the newest few tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ConvolutionCall(NamedTuple):
 def short_convolution_reference(call: ConvolutionCall) -> Tensor:
     """`gate_out * f(bias + sum_l weight[l] * (gate_in * x)[t - L + 1 + l])`, in float32, rounded once at the end.
 
-    Positions before a sequence's first count as 0. Taps are always summed in order, oldest first, however the sequence
-    is cut into runs.
+    Inputs before a sequence's first position count as 0. Taps are always summed in order, oldest first, however the
+    sequence is cut into runs.
 
     Returns:
         `[T, C]` in the dtype of `x`.

@@ -1,7 +1,7 @@
-"""Which tokens of a step continue which recurrent state, and where it is written: all that a kernel knows of sequences.
+"""Says which tokens of a step continue which recurrent state, and where it is written.
 
-Decides only the data structure. Invariant: the runs of a sequence come in order of position. A run may read what an
-earlier one has written, so runs are computed in order.
+This is all that a kernel knows about sequences. Invariant: the runs of a sequence come in order of position. A run may
+read what an earlier one has written, so runs are computed in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is worked out once a step, because all layers with the same attention need the same."""
+"""Values that are computed once per step, because all layers with the same attention share them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _Value = TypeVar("_Value")
 
 
 class StepCache(Generic[_Value]):
-    """Holds the values of the last step. A step is told by its block table: on a device every step has its own."""
+    """Holds the values of the last step, identified by its block table: on a device every step makes a new one."""
 
     def __init__(self) -> None:
         self._step: Tensor | None = None
         self._values: dict[Hashable, _Value] = {}
 
     def get(self, step: Tensor, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """The value of `key` in the step with this block table; made if it is the first to ask."""
+        """The value of `key` in the step with this block table; `make` makes it on the first call."""
         if self._step is not step:
             self._step, self._values = step, {}
         if key not in self._values:

@@ -1,10 +1,10 @@
-"""The backend `torch`: every operation by its reference, on any device.
+"""The backend `torch`: computes every operation by its reference, on any device.
 
-The fallback without compiled kernels, and the reference that they are compared with. Library matrix products choose
-their order of summation by shape, so on a CPU it is exact only up to rounding. On CUDA products are cut into pieces of
-rows with the same bits (`row_pieces`), and norms and attention sum in an order that does not depend on the batch
-(`norm.unit_rows`, `cuda_attention`); it still does not report itself as `exact` there, because this has not been
-measured on more than one device. It runs on torch's threads, whose number is one setting for the whole process.
+It is the fallback without compiled kernels, and the reference for them. Library matrix products choose their order of
+summation by shape, so on a CPU it is exact only up to rounding. On CUDA products are cut into pieces of rows with the
+same bits (`row_pieces`), and norms and attention sum in an order that does not depend on the batch (`norm.unit_rows`,
+`cuda_attention`); it still does not report itself as `exact` there, because this has not been measured on more than one
+device. It runs on torch's threads, whose number is one setting for the whole process.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Paged attention on CUDA in Triton: one kernel, for prompts and single tokens, that reads keys and values in place.
+"""Paged attention on CUDA in Triton: one kernel for prompts and single tokens, which reads keys and values in place.
 
-Queries are computed in tiles: up to `ROWS` rows of one key head, each a query of one query head, of neighbouring tokens
-of one sequence. A tile goes through the positions that its queries see in order, `KEYS` at a time, and keeps a running
-maximum, sum and weighted value of each `SEGMENT` of positions (Dao et al., "FlashAttention", 2022); then it merges
-segments in order. Either one program does all of a tile, or one each segment, and `_merge_segments` the rest ("split
-KV": Dao et al., "Flash-Decoding", 2023); the arithmetic is the same.
+Queries are computed in tiles: up to `ROWS` rows of one key head, where a row is the query of one token in one query
+head, and the tokens are neighbours in one sequence. A tile walks the positions that its queries see, in order and
+`KEYS` at a time, and keeps a running maximum, sum and weighted value for each `SEGMENT` of positions (Dao et al.,
+"FlashAttention", 2022); then it merges the segments in order. Either one program computes a whole tile, or one program
+computes each segment and `_merge_segments` merges them ("split KV": Dao et al., "Flash-Decoding", 2023); the arithmetic
+is the same.
 
-Invariant: a query's bits depend on its own sequence up to the positions that it sees. Limits of segments and steps lie
-at fixed positions, and what other queries of the tile see besides adds zeros. A tile of few rows, as single tokens
-make, has one warp, a tile of many has four; a warp has 16 rows either way, so a row's sums have the same order. As in
-`paged_attention`, nothing is read that no query of the tile sees.
+Invariant: a query's bits depend only on its own sequence, up to the positions that it sees. Segments, and the `KEYS`
+positions taken at a time, begin at fixed positions; positions that only other queries of the tile see add zeros. A tile
+of few rows, as for single tokens, has one warp, and a tile of many has four; a warp has 16 rows either way, so a row is
+summed in the same order. As in `paged_attention`, positions that no query of the tile sees are not read.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ from penstock.kernels.triton_rows import EXACT, tanh
 __all__ = ["MAX_HEAD_DIM", "PLACES", "ROWS", "SEGMENT", "Tiles", "attend_tiles", "tiles_of", "why_not"]
 
 ROWS = 64
-"""The most rows of a tile."""
+"""Maximum number of rows in a tile."""
 
 _FEW = 16
-"""Rows of a small tile: those of a warp."""
+"""Rows of a small tile: as many as one warp has."""
 
 KEYS = 64
-"""Positions of a step."""
+"""Positions that a tile takes at a time."""
 
 SEGMENT = 256
-"""Positions that one program may take by itself; a multiple of `KEYS`."""
+"""Positions of a segment, which a program may compute on its own; a multiple of `KEYS`."""
 
 MAX_HEAD_DIM = 256
 
 _BUSY = 256
-"""Programs that keep a device busy: with as many tiles, segments are not shared out."""
+"""Programs that keep a device busy: if whole tiles make this many, segments are not shared out."""
 
 PLACES = tl.constexpr(5)
-"""Numbers that describe a tile."""
+"""How many numbers describe a tile (see `Tiles`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """What a step's queries are, tile by tile.
+    """A step's queries, tile by tile.
 
     Attributes:
         places: `[N, 5]` int32: the first token, number of tokens (0 for a tile that is not computed), row of the block
-            table, position of the first token, and positions of the sequence.
+            table, position of the first token, and length of the sequence.
         table: `[R, M]` int32, block ids.
-        segments: the most segments that a tile may see; 1 if one program does all of a tile.
+        segments: maximum number of segments that a tile sees; 1 if one program computes a whole tile.
         rows: rows of each tile that may be in use, at most `ROWS`.
     """
 
@@ -69,7 +70,7 @@ class Tiles:
 
 
 def why_not(head_dim: int, groups: int, *, latent: bool = False) -> str | None:
-    """The reason why heads like these, `groups` query heads to a key head, are left to torch; None if they are not."""
+    """The reason why torch attends with these heads, `groups` query heads to a key head; None if this kernel does."""
     if latent:
         return "latent caches"
     if head_dim > MAX_HEAD_DIM:
@@ -78,7 +79,7 @@ def why_not(head_dim: int, groups: int, *, latent: bool = False) -> str | None:
 
 
 def tiles_of(q_start: Tensor, kv_len: Tensor, table: Tensor, groups: int, kv_heads: int) -> Tiles:
-    """The tiles of ragged rows, as `paged_attention.paged_attention_reference` is given them."""
+    """Cut ragged rows into tiles; see `paged_attention.paged_attention_reference` for the rows."""
     bounds, lengths = q_start.numpy(), kv_len.numpy()
     counts = np.diff(bounds)
     most = ROWS // groups  # tokens of a tile
@@ -99,7 +100,7 @@ def tiles_of(q_start: Tensor, kv_len: Tensor, table: Tensor, groups: int, kv_hea
 
 @triton.jit
 def _visible(places, tile, AHEAD: tl.constexpr, WINDOW: tl.constexpr):
-    """The first token of a tile, number of tokens, table row, position, length, and the positions that it sees."""
+    """Load a tile's first token, number of tokens, table row, position and length; and the range that it sees."""
     first = tl.load(places + tile * PLACES).to(tl.int64)
     count = tl.load(places + tile * PLACES + 1)
     row = tl.load(places + tile * PLACES + 2).to(tl.int64)
@@ -124,7 +125,7 @@ def _nothing(N_ROWS: tl.constexpr, DV: tl.constexpr):
 
 @triton.jit
 def _merged(top, total, mixed, other_top, other_total, other_mixed):
-    """Two maxima, sums and weighted values as one."""
+    """Merge the maxima, sums and weighted values of two sets of positions."""
     new_top = tl.maximum(top, other_top)
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     kept, added = tl.exp(top - base), tl.exp(other_top - base)
@@ -135,7 +136,7 @@ def _merged(top, total, mixed, other_top, other_total, other_mixed):
 
 @triton.jit
 def _store(place, inside, top, total, mixed, sinks, head, valid, SINKS: tl.constexpr):
-    """Store what a tile's queries attend to, once all positions and the sinks are in."""
+    """Add the sinks to a tile's sums, which cover all positions, and store its output."""
     if SINKS:
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32)
         base = tl.maximum(top, sink)
@@ -337,11 +338,11 @@ def attend_tiles(
         k_cache: `[num_blocks, block_size, Hkv, D]`, contiguous.
         v_cache: `[num_blocks, block_size, Hkv, Dv]`, contiguous.
         tiles: what to compute.
-        spec: of the layer.
+        spec: the layer's.
         sinks: `[Hq]` float32, or None.
 
     Returns:
-        `[T, Hq, Dv]`, contiguous, made by `empty_with_room`; undefined for tokens that no tile has.
+        `[T, Hq, Dv]`, contiguous, made by `empty_with_room`; undefined for tokens in no tile.
     """
     tokens, heads, width = q.shape
     _, block, kv_heads, value_width = v_cache.shape
@@ -353,7 +354,7 @@ def attend_tiles(
         return out
     split = tiles.segments > 1
     rows = triton.next_power_of_2(tiles.rows)
-    few = rows <= _FEW and q.dtype != torch.float32  # which is multiplied without the units that warps share
+    few = rows <= _FEW and q.dtype != torch.float32  # float32 is multiplied without tensor cores
     parts = (count, kv_heads, tiles.segments, rows) if split else (1,)
     tops, totals = (torch.empty(parts, dtype=torch.float32, device=q.device) for _ in range(2))
     mixtures = torch.empty((*parts, value_width), dtype=torch.float32, device=q.device)

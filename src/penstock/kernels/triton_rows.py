@@ -1,10 +1,10 @@
-"""Row-by-row CUDA kernels in Triton: norms, activations, rotation, and writing to the KV cache, a launch each.
+"""Row-by-row CUDA kernels in Triton: norms, activations, rotation, and writing to the KV cache, one launch each.
 
-The torch references need four to eight launches for each, and on a GPU a decode step is mostly launches. Rounding
-points are those of the references in `norm`, `activation` and `rope`.
+The torch references need four to eight launches for each, and on a GPU a decode step is mostly launches. Results are
+rounded at the same points as in the references in `norm`, `activation` and `rope`.
 
-Invariant: a row's bits depend on that row alone. Reductions have a fixed shape for each width, products and sums are
-not contracted to fused ones (`EXACT`), and rows begin at addresses that kernels may assume alike.
+Invariant: a row's bits depend on that row alone. Reductions have a fixed shape for each width, a product and a sum are
+not contracted into one fused operation (`EXACT`), and kernels may make the same assumptions about every row's address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.kernels.row_pieces import empty_with_room
 __all__ = ["ACTIVATIONS", "EXACT", "activate", "rms_norm", "rotate", "tanh", "write_kv"]
 
 EXACT = {"enable_fp_fusion": False}
-"""Options with which every kernel is compiled."""
+"""Options that every kernel is compiled with."""
 
 ACTIVATIONS = frozenset(
     {
@@ -31,10 +31,10 @@ ACTIVATIONS = frozenset(
         "gelu",
     }
 )
-"""What `activate` knows, of `activation.ACTIVATIONS`."""
+"""The members of `activation.ACTIVATIONS` that `activate` supports."""
 
-_ALIGNMENT = 16  # bytes, which compiled kernels distinguish
-_COLUMNS = 1024  # that a program of `_activate` computes
+_ALIGNMENT = 16  # bytes; Triton compiles another kernel for pointers that lack it
+_COLUMNS = 1024  # per program of `_activate`
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def tanh(x):
-    """Without an exponential that overflows."""
+    """Compute tanh without an exponential that overflows."""
     small = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - small) / (1.0 + small)
     return tl.where(x < 0, -size, size)
@@ -114,7 +114,7 @@ def _activate(x, out, row_stride, width, KIND: tl.constexpr, GATED: tl.constexpr
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Apply one of `ACTIVATIONS` to `x` `[T, F]`, or `[T, 2 * F]` if it is gated: `[T, F]`."""
+    """Apply one of `ACTIVATIONS` to `x` `[T, F]`, or `[T, 2 * F]` if it is gated; returns `[T, F]`."""
     gated = activation.endswith("_and_mul")
     width = x.shape[1] // 2 if gated else x.shape[1]
     out = empty_with_room(x, (len(x), width))
@@ -146,7 +146,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `rope.rotate_reference`; in place, so heads must lie side by side. Returns `x`.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the heads do not lie side by side.
     """
     rows, heads, width = x.shape
     half = cos.shape[1]
@@ -183,7 +183,7 @@ def _write_kv(k, v, k_cache, v_cache, slots, k_stride, v_stride, k_width, v_widt
 
 
 def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots: Tensor) -> None:
-    """See `paged_attention.write_kv_reference`; a token with a negative slot is not stored. For contiguous caches."""
+    """See `paged_attention.write_kv_reference`; skips tokens with a negative slot. Caches must be contiguous."""
     k, v = (each.flatten(1) for each in (k, v))  # [T, Hkv * D], views of rows whose heads lie side by side
     if len(k):
         sizes = triton.next_power_of_2(k.shape[1]), triton.next_power_of_2(v.shape[1])
@@ -204,7 +204,7 @@ def write_kv(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, write_slots
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x`, at an address for which the same kernel is compiled whatever rows of a larger tensor it is."""
+    """`x`, or a copy if it is misaligned: whichever rows of a larger tensor `x` has, the kernel is the same."""
     if x.stride(-1) != 1 or (x.data_ptr() % _ALIGNMENT and not x.is_meta):
         return x.clone(memory_format=torch.contiguous_format)
     return x

@@ -1,4 +1,4 @@
-"""What a captured step reads, filled in by one kernel: copies would be a launch each."""
+"""Fills the inputs of a captured step in one kernel; separate copies would take a launch each."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def fill_step(
         positions: `[T]` int64.
         write_slots: `[T]` int64.
         table: `[R, M]` int32, contiguous.
-        rows: `[T]` int32, the row of the table that belongs to each token; None if there is one token a row.
+        rows: `[T]` int32, the row of the table that belongs to each token; None if each row has one token.
         into: token ids, positions, write slots (-1 where there is no token), `[N]` int64 each; places as in
-            `triton_attention.Tiles`, each token a tile; and tables `[N, M or more]` int32.
+            `triton_attention.Tiles`, one tile per token; and tables `[N, M or more]` int32.
     """
     tables = into[-1]
     assert table.shape[1] <= tables.shape[1], "a row of the table is longer than what was captured"

@@ -38,7 +38,7 @@ def whole_lines(count: int) -> int:
 
 
 class WeightMemory:
-    """A bump allocator. Owned by whoever loads a model; a block lives as long as any weight in it.
+    """A bump allocator. Owned by the code that loads a model; a block lives as long as any weight in it.
 
     Args:
         block: uint8, the first block to use; or None. Further blocks come from `large_block`.

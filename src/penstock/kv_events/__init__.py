@@ -1,6 +1,6 @@
-"""Publishes what the prefix cache holds, for routers that send a prompt where its beginning is cached.
+"""Publishes what the prefix cache holds, for routers that send a prompt to an engine that has its prefix cached.
 
-The protocol is vLLM's: `messages` writes batches, `publisher` sends them and sends them again to whoever missed some.
+The protocol is vLLM's: `messages` encodes batches; `publisher` sends them, and again to readers that missed some.
 """
 
 from penstock.kv_events.messages import MEDIUM, block_hash, encoder

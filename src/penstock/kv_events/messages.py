@@ -1,7 +1,7 @@
-"""Writes batches of cache events as vLLM's KV events: MessagePack, `[seconds, events, data-parallel rank]`.
+"""Encodes batches of cache events as vLLM's KV events: MessagePack, `[seconds, events, data-parallel rank]`.
 
-An event is a map with named fields (vLLM from 0.24 on), or an array of the same values behind its type (before). The
-format is described by vLLM's `vllm/distributed/kv_events.py`; readers are llm-d's KV cache indexer and Dynamo's router.
+An event is a map with named fields (vLLM from 0.24 on), or an array of its type and the same values (before). vLLM's
+`vllm/distributed/kv_events.py` describes the format; llm-d's KV cache indexer and Dynamo's router read it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from penstock.contract.cache_events import BlocksRemoved, BlocksStored, CacheEve
 __all__ = ["MEDIUM", "Encode", "block_hash", "encoder"]
 
 MEDIUM = "GPU"
-"""vLLM's name of the memory that steps read; ours lies wherever the model runs. Readers take other names for slower
-memory, and weigh blocks there less."""
+"""vLLM's name for the memory that steps read; Penstock uses it wherever the model runs. Readers take any other name to
+mean slower memory, and give blocks there less weight."""
 
 HASH_BYTES = 8
 RANK = 0
-"""There is one engine behind an address."""
+"""The data-parallel rank: there is one engine behind an address."""
 
 Encode = Callable[[float, Sequence[CacheEvent]], bytes]
-"""Writes a batch: seconds since 1970, and its events."""
+"""Encodes a batch, given as seconds since 1970 and its events."""
 
 
 def block_hash(key: bytes) -> int:
-    """What readers know a block by: the last 64 bits of its key, the most significant byte first.
+    """The number by which readers know a block: the last 64 bits of its key, most significant byte first.
 
-    The oldest readers take nothing but integers, and newer ones make this very number of a longer hash.
+    The oldest readers accept only integers, and newer ones reduce a longer hash to this same number.
     """
     return int.from_bytes(key[-HASH_BYTES:], "big")
 
 
 def encoder(block_size: int, *, maps: bool = True) -> Encode:
-    """What writes batches of blocks of `block_size` tokens, with events as maps, or as arrays."""
+    """Make the function that encodes batches for blocks of `block_size` tokens, with events as maps or as arrays."""
     pack = msgspec.msgpack.Encoder().encode
 
     def encode(seconds: float, events: Sequence[CacheEvent]) -> bytes:
@@ -46,7 +46,7 @@ def encoder(block_size: int, *, maps: bool = True) -> Encode:
 
 
 def _fields(event: CacheEvent, block_size: int) -> dict[str, object]:
-    """An event's fields, in the order in which arrays have them."""
+    """An event's fields, in the order of the array form."""
     match event:
         case BlocksStored():
             return _stored(event, block_size)
@@ -67,6 +67,6 @@ def _stored(event: BlocksStored, block_size: int) -> dict[str, object]:
         "medium": MEDIUM,
         "lora_name": event.adapter or None,
     }
-    if event.salt and event.parent is None:  # vLLM has it at a sequence's first block, on which all others depend
+    if event.salt and event.parent is None:  # vLLM gives it to a sequence's first block, on which all others depend
         fields["extra_keys"] = [(event.salt,), *[None] * (len(event.keys) - 1)]
     return fields

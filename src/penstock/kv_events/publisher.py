@@ -1,14 +1,14 @@
-"""Sends batches of KV events from a thread of its own, and sends them once more to whoever missed some.
+"""Sends batches of KV events from its own thread, and sends them again to readers that missed some.
 
-The engine's thread appends a batch to a bounded queue and rings a bell; it waits for nobody. The thread encodes a
-batch and gives it to ZeroMQ, which never waits for a reader either: what a reader does not take in time is lost to it.
-Batches are numbered before it is decided whether they are sent, so a reader sees every loss as a gap in the numbers,
-and may ask for what is missing while it is kept (`_answer`).
+The engine's thread appends a batch to a bounded queue and rings a bell; it never waits. The publisher's thread encodes
+the batch and gives it to ZeroMQ, which does not wait for readers either: a reader that is too slow loses batches. A
+batch gets its number before it is queued or dropped, so a reader sees every loss as a gap in the numbers, and can ask
+for the missing batches while they are kept (`_answer`).
 
 On the wire (vLLM's protocol): a PUB socket sends `[topic, number, payload]`, the number in 8 bytes, most significant
-first. A ROUTER socket takes the first wanted number in the same form, and answers with `[number, payload]` for each
-batch that it still has, and at last with number -1 and an empty payload. Batch 0 says that the cache is empty, and so
-does the last one: a new engine has forgotten what its predecessor held.
+first. A ROUTER socket takes the first wanted number in the same form. It answers with `[number, payload]` for each
+batch that is still kept, and finally with number -1 and an empty payload. Batch 0 and the last batch say that the cache
+is empty: a new engine has forgotten what its predecessor held.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 
 _CLOSE_SECONDS = 2.0
-"""How long closing may take; the thread is a daemon, so a reader that is stuck cannot keep the process."""
+"""How long closing may take; the thread is a daemon, so a stuck reader cannot keep the process alive."""
 
 _LINGER_MS = 200
 """How long ZeroMQ may take to send the last batches when the sockets are closed."""
 
 _MOST_REQUEST_BYTES = 1024
-"""What a reader sends is a topic, or a number and its own address."""
+"""Most bytes of a reader's message, which is a topic, or a number and the reader's address."""
 
 _RING = b"\0"
 _MOST_RINGS = 4096
@@ -55,21 +55,21 @@ class _Batch(NamedTuple):
 
 
 class KvEventPublisher:
-    """See the module. `publish` is for one thread, the engine's.
+    """Publishes KV events as the module's docstring says. Only the engine's thread may call `publish`.
 
     Args:
-        address: the PUB socket's, such as tcp://127.0.0.1:5557; port 0 takes a free one.
-        replay_address: the ROUTER socket's; "" for none.
-        topic: of all messages.
-        buffer: batches that are kept for replay; no more wait for the thread, or for a slow reader.
-        encode: writes batches.
+        address: address of the PUB socket, for example tcp://127.0.0.1:5557; port 0 takes a free one.
+        replay_address: address of the ROUTER socket; "" for none.
+        topic: topic of all messages.
+        buffer: number of batches kept for replay; at most as many wait for the thread, or for a slow reader.
+        encode: encodes a batch.
 
     Raises:
-        ConfigError: cannot listen on an address.
+        ConfigError: the publisher cannot listen on an address.
 
     Attributes:
-        address: as it can be connected to.
-        replay_address: the same, or "".
+        address: address of the PUB socket, with its actual port.
+        replay_address: address of the ROUTER socket, with its actual port; "" for none.
     """
 
     def __init__(self, address: str, replay_address: str, topic: str, buffer: int, encode: Encode) -> None:
@@ -99,11 +99,11 @@ class KvEventPublisher:
 
     @property
     def counts(self) -> EventCounts:
-        """Batches since the start."""
+        """Numbers of batches published and dropped since the start."""
         return EventCounts(self._number - self._dropped, self._dropped)
 
     def publish(self, events: Sequence[CacheEvent]) -> None:
-        """Have a batch sent; it is dropped if too many wait already."""
+        """Queue a batch to be sent; drop it if `buffer` batches are waiting already."""
         number = self._number
         self._number += 1
         if len(self._waiting) >= self._buffer:
@@ -113,21 +113,21 @@ class KvEventPublisher:
         self._ring()
 
     def close(self) -> None:
-        """Say that the cache is gone, and stop. Nobody may publish any more."""
+        """Tell readers that the cache is empty, and stop. `publish` must not be called afterwards."""
         self.publish((CacheCleared(),))
         self._closing = True
         self._ring()
         self._thread.join(_CLOSE_SECONDS)
 
     def _listen(self, kind: int, option: str, address: str) -> zmq.Socket[bytes]:
-        """A socket on an address; no message waits for more than `buffer` others to be read."""
+        """A socket that listens on an address; at most `buffer + 1` messages wait in it for a reader."""
         bound = self._context.socket(kind)
         bound.setsockopt(zmq.LINGER, _LINGER_MS)
         bound.setsockopt(zmq.SNDHWM, self._buffer + 1)
         bound.setsockopt(zmq.MAXMSGSIZE, _MOST_REQUEST_BYTES)
         bound.setsockopt(zmq.IPV6, "[" in address)
         if kind == zmq.ROUTER:
-            bound.setsockopt(zmq.ROUTER_MANDATORY, True)  # to be told of a reader that has left or is full
+            bound.setsockopt(zmq.ROUTER_MANDATORY, True)  # sending fails if the reader has left or is full
         try:
             bound.bind(address)
         except zmq.ZMQError as error:
@@ -135,7 +135,7 @@ class KvEventPublisher:
         return bound
 
     def _ring(self) -> None:
-        with suppress(BlockingIOError):  # it has rung so often that the thread will look
+        with suppress(BlockingIOError):  # so many rings are unheard that the thread will wake anyway
             self._bell.send(_RING)
 
     # ---- the thread
@@ -150,7 +150,7 @@ class KvEventPublisher:
             ready = dict(poller.poll())
             if self._ear.fileno() in ready:
                 self._ear.recv(_MOST_RINGS)
-            closing = self._closing  # before the queue is emptied: what was published before is sent
+            closing = self._closing  # read before the queue is emptied, so that all earlier batches are sent
             self._send_waiting()
             if self._router is not None and self._router in ready:
                 self._answer(self._router)
@@ -162,15 +162,15 @@ class KvEventPublisher:
             try:
                 payload = self._encode(batch.seconds, batch.events)
                 self._pub.send_multipart((self._topic, _spelled(batch.number), payload), zmq.NOBLOCK)
-            except Exception:  # the number is missing, as the reader sees
+            except Exception:  # the reader sees that the number is missing
                 log.exception("KV events %d were not sent", batch.number)
                 continue
             self._kept.append((batch.number, payload))
 
     def _answer(self, router: zmq.Socket[bytes]) -> None:
-        """Send one reader what it asks for, unless it has left, or has not read what it asked for before."""
+        """Send one reader the batches that it asks for; stop if it has left, or has not read its earlier answers."""
         *envelope, wanted = router.recv_multipart()
-        first = int.from_bytes(wanted, "big") if len(wanted) == NUMBER_BYTES else self._number  # else it gets nothing
+        first = int.from_bytes(wanted, "big") if len(wanted) == NUMBER_BYTES else self._number  # else no batch
         try:
             for number, payload in self._kept:
                 if number >= first:
@@ -186,7 +186,7 @@ class KvEventPublisher:
 
 
 def _bound(listening: zmq.Socket[bytes]) -> str:
-    """The address that a socket listens on, with the port that it was given."""
+    """The address that a socket listens on, with its actual port."""
     address: bytes = listening.getsockopt(zmq.LAST_ENDPOINT)
     return address.rstrip(b"\0").decode()
 

@@ -1,4 +1,4 @@
-"""Where a request's time went: every moment of its life in one part, from what the engine's thread saw. Pure."""
+"""Where a request's time went: puts each moment of its life in one part, from what the engine's thread saw. Pure."""
 
 from penstock.latency.book import LatencyBook
 from penstock.latency.division import StepShares

@@ -1,15 +1,15 @@
 """Where each request's time went: one file, because every moment of a sequence must be in exactly one part.
 
-The engine's thread commits one step after the other, so the life of a sequence is a row of intervals: it waits in the
-queue; it runs, through steps and what lies between them; it was preempted, or a step failed, and it is behind until it
-has again what it had. A part is the sum of the intervals, or of pieces of them, that belong to it. So the parts sum to
-the whole whatever happened: nothing can be missing or counted twice.
+The engine's thread commits one step after the other, so the life of a sequence is a series of intervals. It waits in
+the queue. It runs, through steps and the time between them. If it is preempted or a step fails, it is away until what
+it lost is computed again. A part is the sum of the intervals, or of pieces of them, that belong to it. So the parts
+always sum to the whole: nothing can be missing or counted twice.
 
-A step costs no call for a sequence that decodes: sums of what steps took are kept for all (`_Sums`), and a sequence
-takes the differences when it goes over into another state. Handled one by one are only sequences whose prompts are
-computed, rows that wait for a mask, and sequences that run without a row in the step.
+A step needs no call for a sequence that decodes: the sums of what steps took are shared by all sequences (`_Sums`), and
+a sequence takes the differences when its state changes. Only sequences whose prompts are computed, rows that wait for a
+mask, and sequences that run without a row in the step are handled one by one.
 
-Pure: whoever calls says when things happened, and what he says of a recorded run gives what it gave then. Not
+Pure: the caller says when things happened, so replaying a recorded run gives the same parts as the run gave. Not
 thread-safe: one owner. Invariant: `_running` holds the sequences that have a slot in the step under way, by slot.
 """
 
@@ -30,17 +30,17 @@ __all__ = ["LatencyBook"]
 
 
 class _State(StrEnum):
-    """What a sequence does."""
+    """What a sequence is doing."""
 
     WAITING = "waiting"
     PROMPT = "prompt"
     DECODE = "decode"
     AWAY = "away"
-    """It lost what was computed of it, and has not caught up again."""
+    """It lost what was computed of it, and has not caught up yet."""
 
 
 class _Sums(NamedTuple):
-    """Seconds since the start, by what took them; see `StepShares`."""
+    """Seconds since the start, by what they were spent on; see `StepShares`."""
 
     decode: float = 0.0
     prompts: float = 0.0
@@ -56,13 +56,13 @@ class _Life:
         parts: seconds by part, as far as they were taken from the sums.
         wait: the beginning of its wait in the queue, while it waits.
         sums: the sums when its state began, while it runs.
-        since: when it began to be away, while it is.
-        why: the part that its being away belongs to.
-        drew: whether it has a token.
-        reached: leading positions that were computed, while its prompt is.
-        goal: leading positions that make it caught up, while it is away and runs.
-        slot: where it runs; -1 while it does not.
-        behind: whom it waited for.
+        since: when it went away, while it is away.
+        why: the part that its time away belongs to.
+        drew: whether it has drawn a token.
+        reached: leading positions computed so far, while its prompt is computed.
+        goal: leading positions at which it has caught up, while it is away and runs.
+        slot: where it runs; -1 while it does not run.
+        behind: ids of the sequences that it waited for.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class _Life:
         self.parts[part] = self.parts.get(part, 0.0) + seconds
 
     def of_sums(self, spent: StepShares | _Sums) -> tuple[tuple[str, float], ...]:
-        """The parts that what steps took is for this sequence, in its present state."""
+        """The seconds that steps took, as parts of this sequence in its present state."""
         other = spent.prompts + spent.restored
         own = "other_decodes" if self.state is _State.PROMPT else "decode"
         return (
@@ -113,14 +113,14 @@ class LatencyBook:
     """See the module.
 
     Args:
-        times: what steps take, as the scheduler has learned it.
+        times: how long steps take, as the scheduler has learned it.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._lives: dict[str, _Life] = {}
         self._running: dict[int, _Life] = {}
-        self._catching: dict[int, _Life] = {}  # those of them whose prompts are computed, or that are away
+        self._catching: dict[int, _Life] = {}  # running sequences whose prompts are computed, or that are away
         self._guided = 0  # live sequences with a grammar
         self._queue = QueueClock()
         self._sums = _Sums()
@@ -128,10 +128,10 @@ class LatencyBook:
         self._in_flight: deque[StepPlan] = deque()
         self._someone_left = False  # whether a sequence ended while the step under way was computed
 
-    # ---- what happens, in the order in which it can
+    # ---- events, in the order in which they can happen
 
     def submitted(self, request: SequenceRequest, at: float) -> None:
-        """A sequence was queued; since its arrival it has waited for that."""
+        """Note that a sequence was queued; from its arrival until now it waited for the step under way."""
         self._pass(at)
         life = _Life(request, self._queue.begin(at))
         life.add(NEXT_STEP, max(0.0, at - request.arrival))
@@ -139,14 +139,14 @@ class LatencyBook:
         self._guided += request.grammar is not None
 
     def planned(self, plan: StepPlan, at: float) -> None:
-        """A step was decided; it begins now, or when the one before it is over."""
+        """Note that a step was planned; it begins now, or when the step before it is over."""
         self._pass(at)
         self._in_flight.append(plan)
         if len(self._in_flight) == 1:
             self._begin(plan, at)
 
     def ran(self, result: StepResult, at: float) -> StepShares:
-        """The result of the eldest planned step has come. Returns what took its time."""
+        """Take the result of the oldest step in flight. Returns what its time was spent on."""
         plan, began = self._in_flight.popleft(), self._until
         shares = divide(plan, result, max(0.0, at - began), self._times)
         self._until = max(began, at)
@@ -169,7 +169,7 @@ class LatencyBook:
         return shares
 
     def failed(self, at: float) -> None:
-        """The plans in flight were taken back: all that run lose what was computed of them."""
+        """Note that the plans in flight were taken back: all running sequences lose what was computed of them."""
         self._queue.advance(at)
         for life in self._running.values():
             self._send_away(life, "recovery")
@@ -179,7 +179,7 @@ class LatencyBook:
         self._until = max(self._until, at)
 
     def ended(self, seq_id: str, at: float) -> LatencyParts:
-        """A sequence has ended. Returns its parts, which sum to the time from its arrival until `at`."""
+        """Note that a sequence has ended. Returns its parts, which sum to the time from its arrival until `at`."""
         life = self._lives.pop(seq_id, None)
         if life is None:
             return NO_PARTS
@@ -196,7 +196,7 @@ class LatencyBook:
         return {slot: life.request.id for slot, life in self._running.items()}
 
     def so_far(self, seq_id: str) -> LatencyParts:
-        """The parts of a live sequence, up to the last step or plan; `NO_PARTS` of any other."""
+        """The parts of a live sequence, up to the last step or plan; `NO_PARTS` if it is not live."""
         life = self._lives.get(seq_id)
         if life is None:
             return NO_PARTS
@@ -209,19 +209,19 @@ class LatencyBook:
     # ---- steps
 
     def _pass(self, at: float) -> None:
-        """Time passes in which no step is computed."""
+        """Count the time until `at` as the engine's, if no step is computed."""
         if not self._in_flight and at > self._until:
             self._sums = self._sums._replace(engine=self._sums.engine + at - self._until)
             self._until = at
 
     def _begin(self, plan: StepPlan, at: float) -> None:
-        """A step begins: what was decided with it happens now."""
+        """Begin a step: what its plan decided happens now."""
         self._someone_left = False
         self._queue.advance(at)
         why = "recovery" if plan.stalls and plan.stalls[0].reason is StallReason.SUSPECTS else "preempted"
         for slot in plan.releases:
             life = self._running.pop(slot, None)
-            if life is not None:  # ended sequences are gone, so this one was stopped
+            if life is not None:  # ended sequences are gone, so this one lost its slot
                 self._catching.pop(slot, None)
                 self._send_away(life, why)
         for admit in plan.admits:
@@ -242,7 +242,7 @@ class LatencyBook:
         self._catch_up(life, admit.computed)
 
     def _advance(self, plan: StepPlan, shares: StepShares) -> None:
-        """Bring forward the sequences whose prompts are computed, and those that catch up."""
+        """Advance the sequences whose prompts are computed, and the sequences that catch up."""
         rows = [row for row in plan.rows if row.slot in self._catching]
         for row in rows:
             life, end = self._catching[row.slot], row.start + row.count
@@ -261,21 +261,21 @@ class LatencyBook:
                 self._enter(life, _State.DECODE)
 
     def _catch_up(self, life: _Life, reached: int) -> None:
-        """A sequence that is away has so many leading positions again."""
+        """Note how many leading positions a sequence that is away has again; at its goal it runs on."""
         if reached < life.goal:
             return
         life.add(life.why, self._until - life.since)
         self._enter(life, _State.DECODE if life.drew else _State.PROMPT)
 
     def _note_waits(self, result: StepResult, shares: StepShares) -> None:
-        """Rows that drew nothing because a mask was not ready have lost the step to it."""
+        """Count the step as `grammar` for rows that drew nothing because a mask was not ready."""
         for slot in [each.slot for each in result.rows if each.waits]:
             life = self._running.get(slot)
-            if life is not None and life.state is _State.DECODE:  # a chunk that waits has been computed all the same
+            if life is not None and life.state is _State.DECODE:  # a chunk that waits was computed all the same
                 self._lose(life, "grammar", shares)
 
     def _note_left_out(self, plan: StepPlan, shares: StepShares) -> None:
-        """Those that run and have no row in the step have lost it to the others."""
+        """Count the step as `left_out` for running sequences without a row in it."""
         present = {row.slot for row in plan.rows}
         for slot, life in self._running.items():
             if slot not in present and life.state is not _State.AWAY:
@@ -284,12 +284,12 @@ class LatencyBook:
     # ---- one sequence
 
     def _take(self, life: _Life, source: str, part: str, seconds: float) -> None:
-        """So much of what is in `source`, once the sums are taken, was its own."""
+        """Move seconds to `part` from `source`, in which the sums will count them."""
         life.add(source, -seconds)
         life.add(part, seconds)
 
     def _lose(self, life: _Life, part: str, shares: StepShares) -> None:
-        """The whole step belongs to `part`, and not to what the sums say."""
+        """Count the whole step as `part`, instead of what the sums say."""
         for name, seconds in life.of_sums(shares):
             life.add(name, -seconds)
         life.add(part, shares.total)
@@ -301,14 +301,14 @@ class LatencyBook:
             self._catching.pop(life.slot, None)
 
     def _send_away(self, life: _Life, why: str) -> None:
-        """It has lost its slot at the end of the last step."""
+        """Note that a sequence lost its slot at the end of the last step."""
         if life.state is not _State.AWAY:
             self._settle_sums(life)
             life.state, life.why, life.since = _State.AWAY, why, self._until
         life.slot = -1
 
     def _settle(self, life: _Life, at: float) -> None:
-        """Take the time of its present state, until `at`."""
+        """Add the time of its present state, until `at`, to its parts."""
         if life.state is _State.WAITING:
             self._queue.advance(at)
             self._end_wait(life)
@@ -335,7 +335,7 @@ _PARTS = frozenset(PARTS)
 
 
 def _frozen(life: _Life) -> LatencyParts:
-    """The parts of a sequence as a value; what is no part is a reason to wait in the queue."""
+    """The parts of a sequence as a value; names that are not parts are reasons to wait in the queue."""
     parts = {name: seconds for name, seconds in life.parts.items() if name in _PARTS}
     reasons = {name: seconds for name, seconds in life.parts.items() if name not in _PARTS and seconds > 0.0}
     return LatencyParts(**parts, queue=sum(reasons.values()), queue_for=tuple(reasons.items()), behind=life.behind)

@@ -1,8 +1,8 @@
 """How the time of one step is divided among what it computed.
 
-What a step takes is learned from all steps (`core.step_time`). Here that is turned round: of a step with decoding rows
-and chunks of prompts, each gets as much of the measured seconds as it is expected to take of the expected ones. While
-nothing is known they are divided by positions. Pure: the same plan, result and times give the same shares.
+How long a step takes is learned from all steps (`core.step_time`). Here that is used in reverse: in a step with
+decoding rows and chunks of prompts, each gets a share of the measured seconds in proportion to its expected seconds.
+While nothing is known, positions decide the shares. Pure: the same plan, result and times give the same shares.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NO_ROWS: Mapping[int, float] = {}
 
 
 class StepShares(NamedTuple):
-    """What took the seconds of a step. The first five sum to them.
+    """What the seconds of a step were spent on. The first five sum to all of them.
 
     Attributes:
-        decode: rows that decode, with what the step costs whatever is in it.
+        decode: rows that decode, and the fixed cost of a step.
         prompts: chunks of prompts.
         drafting: the draft model.
         restored: reading stored blocks.
-        engine: the rest: what the runner was not busy with.
+        engine: the rest: time in which the runner was not busy.
         decoding: how many rows decode.
-        of_rows: seconds of each row that brings a prompt forward, by slot: a chunk, or a row that reads blocks.
+        of_rows: seconds of each row that advances a prompt, by slot: a chunk, or a row that reads blocks.
     """
 
     decode: float
@@ -49,7 +49,7 @@ class StepShares(NamedTuple):
 def divide(plan: StepPlan, result: StepResult, seconds: float, times: StepTimes) -> StepShares:
     """The shares of a step that began `seconds` before its result.
 
-    Takes time in proportion to the rows, but calls nothing for those that decode.
+    Takes time in proportion to the number of rows, but makes no call for a row that decodes.
     """
     busy = min(result.seconds, seconds) if 0.0 < result.seconds < math.inf else seconds
     engine, drafting = seconds - busy, 0.0
@@ -75,11 +75,11 @@ def divide(plan: StepPlan, result: StepResult, seconds: float, times: StepTimes)
 
 
 _DECODING = -1
-"""In place of a slot: all rows that decode."""
+"""Stands in place of a slot for all rows that decode."""
 
 
 def _weights(plan: StepPlan, chunks: list[Row], decoding: int, times: StepTimes) -> dict[int, float]:
-    """What each chunk is expected to take, by slot, and what all rows that decode are; or their positions."""
+    """The expected seconds of each chunk, by slot, and of all rows that decode together; or their positions."""
     weights = {row.slot: times.of(chunk_of(row.start, row.count, times.window)) for row in chunks}
     if decoding:
         rows = [row for row in plan.rows if row.sample and (row.count == 1 or row.count == 1 + len(row.drafts))]

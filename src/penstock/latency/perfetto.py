@@ -1,8 +1,8 @@
-"""A request's life in Chrome's trace events, for https://ui.perfetto.dev: the steps, and its part of each.
+"""Writes a request's life as Chrome trace events, for https://ui.perfetto.dev: the steps, and its part of each.
 
-The format is that of `engine.profile`. Each sequence has a track with the intervals of its life, a step or what came
-between, and one below it with what took them, in colours by part. How the pieces of an interval lie in it is not known:
-they stand one after the other.
+The format is the same as in `engine.profile`. Each sequence has a track with the intervals of its life, which are steps
+or the time between steps, and a track below it with the parts of each interval, coloured by part. The order of the
+parts within an interval is not known: they are drawn one after the other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What sequences wait for in the queue, and behind whom.
+"""What sequences wait for in the queue, and behind which other sequences.
 
-The queue moves when its head can be admitted, so all that wait in it wait for what the head lacks. One sum of seconds
+The queue moves when its head can be admitted, so all waiting sequences wait for what the head lacks. One sum of seconds
 for each reason then serves all of them: a sequence takes the differences between its admission and its submission, and
-no step costs anything for those that wait.
+a waiting sequence adds nothing to the cost of a step.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.contract.plan import Stall
 __all__ = ["MOST_NAMED", "QueueClock", "Wait"]
 
 MOST_NAMED = 8
-"""How many sequences are named that another one waited for."""
+"""The most sequences that are named as what another sequence waited for."""
 
 _REMEMBERED = 64
-"""How many stalls back the names of those waited for are remembered."""
+"""How many episodes are remembered, with the names of the sequences that others waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Episode:
         number: counts from 1.
         head: the sequence that waited.
         reason: what it waited for.
-        holders: those who ran when it began, the longest there first.
+        holders: the sequences that ran when it began, the longest-running first.
     """
 
     number: int
@@ -64,14 +64,14 @@ class QueueClock:
         self._episodes: deque[_Episode] = deque(maxlen=_REMEMBERED)
 
     def advance(self, at: float) -> None:
-        """Time passes, until `at`; nothing changes if it has passed already."""
+        """Add the time until `at` to the sum of the present reason; nothing changes if it was added already."""
         if at <= self._until:
             return
         self.sums[self._reason] = self.sums.get(self._reason, 0.0) + at - self._until
         self._until = at
 
     def planned(self, stalls: tuple[Stall, ...], running: Iterable[str]) -> None:
-        """A step begins, with these sequences, in which the queue's head was not admitted, if there is one."""
+        """Note that a step begins, with these running sequences, and why the queue's head was not admitted, if so."""
         if not stalls:
             self._reason = NEXT_STEP
             return
@@ -82,12 +82,12 @@ class QueueClock:
         self._episodes.append(_Episode(self._number, head, self._reason, tuple(islice(running, MOST_NAMED))))
 
     def begin(self, at: float) -> Wait:
-        """A sequence begins to wait."""
+        """Begin the wait of a sequence."""
         self.advance(at)
         return Wait(dict(self.sums), self._number + (self._reason == NEXT_STEP))
 
     def end(self, wait: Wait) -> dict[str, float]:
-        """What a wait until the last `advance` was for, in seconds."""
+        """Seconds by reason of a wait that lasted until the last `advance`."""
         before = wait.sums
         return {
             reason: seconds - before.get(reason, 0.0)
@@ -96,7 +96,7 @@ class QueueClock:
         }
 
     def behind(self, wait: Wait, seq_id: str) -> tuple[str, ...]:
-        """Whom a sequence has waited for: the heads of the queue before it, and those who ran."""
+        """Ids of the sequences that a sequence has waited for: heads of the queue before it, then running sequences."""
         episodes = [each for each in self._episodes if each.number >= wait.first]
         named = dict.fromkeys(each.head for each in episodes if each.head != seq_id)
         for each in episodes:

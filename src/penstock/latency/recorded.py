@@ -1,7 +1,7 @@
-"""A request's life from a recorded run: the same parts that the engine gave, step by step, and whose prompts it met.
+"""Reads a request's life from a record: the parts that the engine gave, step by step, and whose prompts it met.
 
-The record is replayed: whoever ended, and what steps were expected to take, follows from it as it did then. So nothing
-is written down for this that a replay does not need.
+The record is replayed: which sequences ended, and how long steps were expected to take, follows from it as in the
+recorded run. So the record needs nothing more than a replay needs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Tile:
 
     Attributes:
         began, ended: instants on the record's clock, in seconds.
-        name: what the engine did in it: a step, with its number; or what came between steps.
+        name: what the engine did in it: a step, with its number, or what came between steps.
         parts: seconds by part; they sum to the interval.
-        told: the step's plan in words; "" where there is none.
+        told: the step's plan in words; "" if there is none.
     """
 
     began: float
@@ -45,12 +45,12 @@ class Life:
     """A sequence of a recorded run, so far.
 
     Attributes:
-        id: of the sequence.
+        id: the sequence's id.
         arrived: an instant on the record's clock, in seconds.
-        ended: the same; None if it had not when the record ended.
+        ended: an instant on the same clock; None if the sequence had not ended when the record did.
         parts: where the time went.
-        tiles: the same in order of time, without gaps.
-        met: seconds that other sequences' prompts took of its steps, by their ids.
+        tiles: the same time as intervals, in order and without gaps.
+        met: seconds of its steps that the prompts of other sequences took, by the ids of those sequences.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Lives:
 
     Attributes:
         all: in the order in which they ended; at least one.
-        truncated: whether the record's last line was cut short, and left out.
+        truncated: whether the record's last line was cut short and therefore left out.
     """
 
     all: tuple[Life, ...]
@@ -75,7 +75,7 @@ class Lives:
 
     @property
     def last(self) -> Life:
-        """The one that ended last, or has not ended: the answer was complete no sooner."""
+        """The sequence that ended last, or has not ended: the answer was not complete before that."""
         return max(reversed(self.all), key=lambda life: float("inf") if life.ended is None else life.ended)
 
     @property
@@ -89,7 +89,7 @@ def lives_of(answer_id: str, lines: Iterable[str]) -> Lives:
     """The sequences of the answer, or the sequence, with this id in a trace.
 
     Raises:
-        ConfigError: the trace is corrupt, of another version, cannot be replayed, says no times, or has no such id.
+        ConfigError: the trace is corrupt, of another version, cannot be replayed, has no times, or has no such id.
     """
     records = TraceReader(lines)
     reading = _Reading(answer_id, Scheduler(records.header().config))
@@ -106,7 +106,7 @@ def lives_of(answer_id: str, lines: Iterable[str]) -> Lives:
 
 
 class _Reading:
-    """A scheduler and a book to which everything recorded happens again. Owned by `lives_of`."""
+    """Replays a record with a scheduler and a book. Owned by `lives_of`."""
 
     def __init__(self, answer_id: str, scheduler: Scheduler) -> None:
         self.lives: dict[str, Life] = {}
@@ -116,7 +116,7 @@ class _Reading:
         self._plans: dict[int, StepPlan] = {}
 
     def take(self, record: Recorded) -> None:
-        """The next record."""
+        """Replay the next record."""
         if record.at is None:
             raise ConfigError("record", f"line {record.line} says no time; record with a server of this version")
         value, at, name, told = record.value, record.at, "between steps", ""
@@ -152,7 +152,7 @@ class _Reading:
             self.lives[request.id] = Life(request.id, request.arrival)
 
     def _look(self, name: str, told: str, met: dict[str, float]) -> None:
-        """Note what has become of the sequences that are looked for."""
+        """Bring the lives of the sequences that were asked for up to date."""
         for life in self._open:
             before = life.parts
             self._note(life, self._book.so_far(life.id), name, told)
@@ -170,7 +170,7 @@ class _Reading:
             self.lives[seq_id] = self.lives.pop(seq_id)
 
     def _note(self, life: Life, parts: LatencyParts, name: str, told: str) -> None:
-        """These are its parts now."""
+        """Set the parts of a life, and add a tile with what they grew by."""
         before, life.parts = life.parts, parts
         began = life.arrived + before.total
         spent = [(each, getattr(parts, each) - getattr(before, each)) for each in PARTS]
@@ -180,4 +180,4 @@ class _Reading:
 
 
 _NOTHING = 1e-9
-"""Seconds; what is less comes of rounding."""
+"""Seconds; smaller differences come from rounding."""

@@ -33,7 +33,7 @@ LINE_FIELDS = (
 )
 MAX_ID_CHARS = 512
 MAX_LINE_BYTES = 16 * 1024 * 1024
-"""More than any body that the server takes, so that a body somewhat too large is refused by the server itself."""
+"""More than any body that the server takes, so that the server itself refuses a body slightly too large."""
 
 BEGINNING = b'{"id":"batch_req_'
 """The beginning of every line that is written here."""
@@ -281,7 +281,7 @@ class _Run:
         return _record(custom_id, response, None)
 
     async def _until_taken(self, url: str, body: bytes) -> HttpAnswer:
-        """Send, again while the queue is full. A request that is refused while nothing else is in flight never fits."""
+        """Send, and retry while the queue is full. A request refused while nothing else is in flight never fits."""
         alone = False
         while True:
             self._working += 1

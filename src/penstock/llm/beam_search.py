@@ -2,7 +2,7 @@
 
 Decides which continuations keep growing, which are complete and when the search ends. In each step the engine generates
 one more token after each beam, with the top alternatives; the prefix cache makes the shared past cheap.
-Does not call the engine: whoever drives a search answers its queries.
+Does not call the engine: the code that drives a search answers its queries.
 
 The rules are `transformers`' own (`num_beams`, `early_stopping=False`). All one-token extensions of the beams are
 ranked by likelihood: extensions among the first `beam_width` that end are complete, and the first `beam_width` that do
@@ -10,8 +10,8 @@ not end keep growing. A complete continuation is scored by its summed log probab
 power of `length_penalty`. The search ends when `beam_width` are complete and the most likely growing one, scored as if
 it ended now, is no better than the worst complete one; or when `max_tokens` are reached, where the first `beam_width`
 extensions are complete in any case. Beam search goes back to Graves, "Sequence transduction with recurrent neural
-networks" (2012); dividing by a length, there with another denominator, to Wu et al., "Google's neural machine
-translation system" (2016), section 7.
+networks" (2012); dividing by a length goes back to Wu et al., "Google's neural machine translation system" (2016),
+section 7, where the denominator is another one.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class BeamSearch:
             EngineFault: one of them failed.
         """
         grown = [new for beam, answer in zip(self._running, answers, strict=True) for new in self._grown(beam, answer)]
-        grown.sort(key=lambda beam: -beam.total)  # stable: equals in the order of their beams
+        grown.sort(key=lambda beam: -beam.total)  # a stable sort: ties stay in the order of their beams
         width = self._params.beam_width
         length = len(grown[0].tokens)
         last = length == self._max_tokens

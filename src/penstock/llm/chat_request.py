@@ -23,7 +23,7 @@ __all__ = ["ChatArguments", "ChatRequest", "applied", "prompt_of", "read_chat", 
 
 
 class ChatRequest(Protocol):
-    """A conversation, and how it is to be answered."""
+    """A conversation, and how to answer it."""
 
     @property
     def prompt(self) -> ChatPrompt:

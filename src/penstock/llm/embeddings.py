@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """A vector; each number is a float32 exactly."""
+    """A vector; each number is exactly a float32."""
 
     embedding: list[float]
 
@@ -40,7 +40,7 @@ class EmbeddingRequestOutput:
     """One prompt and its vector.
 
     Attributes:
-        num_cached_tokens: prompt tokens whose KV was found in the prefix cache; with the pooling `mean` none ever is.
+        num_cached_tokens: prompt tokens whose KV was found in the prefix cache; always 0 with pooling `mean`.
     """
 
     request_id: str
@@ -52,7 +52,7 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOutput:
-    """The similarity of two texts: 1 for the same direction, 0 for none in common, -1 for opposite ones."""
+    """The similarity of two texts: 1 for the same direction, 0 for a right angle, -1 for opposite directions."""
 
     score: float
 
@@ -71,7 +71,7 @@ class ScoringRequestOutput:
 def embedding_spec(
     pooling: str | None, normalize: bool | None, dimensions: int | None, usual: EmbeddingSpec
 ) -> EmbeddingSpec:
-    """The specification for the arguments of `embed`; `usual` says what None means.
+    """The specification for the arguments of `embed`; `usual` replaces a `pooling` or `normalize` of None.
 
     Raises:
         InvalidParameter: there is no such pooling, or `dimensions` is not at least 1.

@@ -47,7 +47,7 @@ class LLM:
         model: a catalogue name, a Hugging Face directory, a `.gguf` file, or `org/name`. A catalogue model that is not
             on disk yet is fetched.
         cache_dir: where fetched models are kept; None for the user's cache directory.
-        options: options of `penstock.contract.config.EngineConfig`, by name; one that would do nothing is refused.
+        options: options of `penstock.contract.config.EngineConfig`, by name; one that would have no effect is refused.
 
     Raises:
         SetupError: the model or an option cannot be used; the message names the file or the option.
@@ -83,7 +83,7 @@ class LLM:
         return self._assembly.report
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests that name none: the model's own defaults, else those of `SamplingParams`."""
+        """The parameters of requests that give none: the model's own defaults, else those of `SamplingParams`."""
         return SamplingParams.from_fields(dict(self.card.sampling_defaults))
 
     def cost(self, rows: Sequence[StepRow]) -> StepCost:
@@ -266,11 +266,11 @@ class LLM:
         return self._book.find(request_id).finished
 
     def get_output(self, request_id: str) -> RequestOutput:
-        """The output of a request of `add_request` so far, finished or not; raises as `is_finished`."""
+        """The output of a request of `add_request` so far, finished or not; raises like `is_finished`."""
         return self._book.find(request_id).output()
 
     def pop_output(self, request_id: str) -> RequestOutput:
-        """As `get_output`; a finished answer is then forgotten, and `step` does not return it any more."""
+        """Like `get_output`, but forgets a finished answer, and `step` does not return it any more."""
         output = self.get_output(request_id)
         if output.finished:
             self._book.drop(request_id)
@@ -284,7 +284,7 @@ class LLM:
         request; `abort_request` does.
 
         Raises:
-            InvalidParameter: as `is_finished`.
+            InvalidParameter: as for `is_finished`.
             EngineFault: the engine failed to compute the request.
         """
         answer, seen = self._book.find(request_id), 0
@@ -302,7 +302,7 @@ class LLM:
             raise EngineFault(answer.error)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; return each request that progressed, so far. A finished one is returned for the last time.
+        """Compute one step; return the requests that progressed, as far as they got; a finished one for the last time.
 
         That includes requests of `add_request` that progressed during a `generate`.
         """
@@ -312,7 +312,7 @@ class LLM:
         return list(moved.values())
 
     def has_unfinished_requests(self) -> bool:
-        """Whether a `step` would compute or return anything; progress during a `generate` is returned by the next."""
+        """Whether a `step` would compute or return anything; the next one returns progress made during a `generate`."""
         return self._engine.has_work or bool(self._missed)
 
     def abort_request(self, request_id: str) -> list[RequestOutput]:
@@ -371,14 +371,14 @@ class LLM:
                         if answer.finished:
                             finished[answer.id] = answer
                             bar.update()
-        except BaseException:  # Ctrl-C above all: nobody is left to take what the requests would still generate
+        except BaseException:  # above all Ctrl-C: nothing would read what the requests still generate
             self._abort_all(order)
             raise
         return [finished[request_id] for request_id in order]
 
     def _advance(self, order: Container[str]) -> list[Answer]:
-        """Compute one step; return the answers in `order` that moved. Other output waits for the next `step`."""
-        with interrupts_held():  # keep the step's output before the caller hears of an interrupt
+        """Compute one step; return the answers in `order` that progressed. Other output waits for the next `step`."""
+        with interrupts_held():  # keep the step's output before an interrupt reaches the caller
             moved = self._fold(self._engine.step())
             self._missed |= {answer.id: answer.output() for answer in moved if answer.id not in order}
         self._tell()
@@ -425,7 +425,7 @@ class LLM:
             self._answers[request.id] = Answer(resolved, wants_logprobs)
 
     def _tell(self) -> None:
-        """Make all listener calls that are due; then raise the first error that one of them raised, if any."""
+        """Make all listener calls that are due; then raise the first error that they raised, if any."""
         failure: BaseException | None = None
         while self._calls:
             try:
@@ -436,7 +436,7 @@ class LLM:
             raise failure
 
     def _fold(self, outputs: StepOutputs) -> list[Answer]:
-        """Add outputs to their answers; return the answers that moved, and stop keeping the finished ones."""
+        """Add outputs to their answers; return the answers that progressed, and stop keeping the finished ones."""
         moved: dict[str, Answer] = {}
         for request_id, output in outputs:
             moved[request_id] = self._answers[request_id]

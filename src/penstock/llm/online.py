@@ -34,7 +34,7 @@ __all__ = ["AsyncLLM"]
 
 
 class AsyncLLM:
-    """A model that streams to many callers at once; arguments as for `LLM`, and the limits of its queue.
+    """A model that streams to many callers at once; takes the arguments of `LLM`, and the limits of its queue.
 
     Example:
         >>> async with AsyncLLM() as llm:
@@ -47,7 +47,7 @@ class AsyncLLM:
         self._client = self._assembly.start_client()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests that name none: the model's own defaults, else those of `SamplingParams`."""
+        """The parameters of requests that give none: the model's own defaults, else those of `SamplingParams`."""
         return SamplingParams.from_fields(dict(self._assembly.card.sampling_defaults))
 
     def generate(
@@ -104,7 +104,7 @@ class AsyncLLM:
         request_id: str = "",
         adapter: str = "",
     ) -> AsyncGenerator[str, None]:
-        """As `generate`, but yields only the new text of the first choice."""
+        """Like `generate`, but yields only the new text of the first choice."""
         shown = 0
         async with aclosing(self.generate(prompt, sampling_params, request_id, adapter)) as stream:
             async for output in stream:
@@ -234,7 +234,7 @@ class AsyncLLM:
         await self._client.abort(request_id)
 
     def health(self) -> Health:
-        """The engine's state: alive or why not, requests running and waiting, free blocks."""
+        """The engine's state: whether it is alive or why not, requests running and waiting, free blocks."""
         return self._client.health()
 
     def close(self) -> None:

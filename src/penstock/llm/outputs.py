@@ -85,8 +85,8 @@ class RequestOutput:
         num_cached_tokens: number of prompt tokens whose KV was found in the prefix cache; known once `finished`.
         prompt_logprobs: one `{token id: Logprob}` per prompt token, the token itself first, and None for the first
             token; None unless requested, and until they are known.
-        error: what the engine did wrong with this request alone; "" if nothing.
-        certificate: of the whole answer, as JSON text; "" unless asked for, and until it is known.
+        error: why the engine failed this request; "" if it did not.
+        certificate: the certificate of the whole answer, as JSON text; "" unless requested, and until it is known.
     """
 
     request_id: str
@@ -115,7 +115,7 @@ class _GrowingChoice:
 
 
 class Answer:
-    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by whoever waits for it.
+    """Folds the outputs of one request into a `RequestOutput`, or its vector. Owned by the code that waits for it.
 
     Attributes:
         id: the request's id.

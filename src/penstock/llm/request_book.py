@@ -1,7 +1,7 @@
 """Answers by request id, for requests that were added one by one: while they run and for a while after.
 
 Decides how long a finished answer is kept, and when a listener hears of new text. Invariant: memory does not grow with
-the number of past requests: only the last `KEPT` finished answers are kept, and none that was taken out.
+the number of past requests: only the last `KEPT` finished answers are kept, and none that the caller took out.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _SLIDING = "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """The settings that such models share.
+    """The settings that models with this decoder share.
 
     Attributes:
         inner_size: hidden width of the MLP.
@@ -163,7 +163,7 @@ def layer_windows(reader: ConfigReader, window: int | None, slides: Callable[[in
 
 
 class DecoderParts:
-    """Makes the parts of such a model from a checkpoint with Hugging Face's names.
+    """Makes the parts of a model from a checkpoint with Hugging Face's names.
 
     Owned by the family's `load`; its product is the program.
     """
@@ -338,5 +338,5 @@ def _read_head_dim(reader: ConfigReader, hidden: int, heads: int, default: int |
 
 
 def _head_dim_key(reader: ConfigReader, default: int | None) -> str:
-    """The key that decides how large a head is: `hidden_size`, shared out among heads, where nothing says it."""
+    """The key that decides how large a head is: `hidden_size`, divided among heads, if nothing sets `head_dim`."""
     return "head_dim" if default is not None or reader.is_set("head_dim") else "hidden_size"

@@ -1,7 +1,7 @@
 """DeepSeek-V2: `model_type` "deepseek_v2" (DeepSeek-AI 2024).
 
 Attention over a latent, and in place of most MLPs a mixture of experts with shared experts, which compute every token
-(DeepSeekMoE). The first layers keep an MLP. Experts are chosen among all, or among those of the top groups.
+(DeepSeekMoE). The first layers keep an MLP. Experts are chosen among all, or among the experts of the top groups.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ def build(
 
 
 def _find_predictor(config: DeepseekConfig, weights: WeightLoader) -> PredictorNames | None:
-    """The layer after the last, which predicts a second token, if it is wanted; where there are several, none is.
+    """The layer after the last, which predicts a second token; None if it is missing, not wanted, or one of several.
 
-    Checkpoints repeat the model's embedding and head beside it, which are one with the model's.
+    Checkpoints repeat the model's embedding and head beside it; both equal the model's own.
     """
     layers = config.decoder.shape.num_layers
     block = f"model.layers.{layers}"
@@ -352,7 +352,7 @@ GGUF = GgufDialect(
         "blk.{layer}.attn_q_b": f"{_ATTENTION}.q_b_proj",
         "blk.{layer}.attn_kv_a_mqa": f"{_ATTENTION}.kv_a_proj_with_mqa",
         "blk.{layer}.attn_kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
-        "blk.{layer}.attn_kv_b": f"{_ATTENTION}.kv_b_proj",  # of older files
+        "blk.{layer}.attn_kv_b": f"{_ATTENTION}.kv_b_proj",  # in older files
         "blk.{layer}.attn_k_b": f"{_ATTENTION}.k_b_proj",
         "blk.{layer}.attn_v_b": f"{_ATTENTION}.v_b_proj",
         "blk.{layer}.ffn_gate_shexp": f"{_MLP}.shared_experts.gate_proj",

@@ -1,7 +1,7 @@
 """DeepSeek-V3 and R1, and models of the same architecture: `model_type` "deepseek_v3" (DeepSeek-AI 2024).
 
 The layers of `deepseek_v2`, except that expert scores are sigmoids, and that each expert has a bias that is added to
-its score for selection only. A further layer predicts a second token, for guesses if they are wanted.
+its score for selection only. If guesses are wanted, a further layer predicts a second token.
 """
 
 from __future__ import annotations

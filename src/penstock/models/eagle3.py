@@ -1,8 +1,8 @@
 """EAGLE-3 heads: a layer that predicts the second token from three of a model's hidden states (Li et al. 2025).
 
-A checkpoint of its own, trained for one model. Published in two layouts: that of the authors, SGLang and SpecForge
-(`midlayer.*`), and that of vLLM's speculators (`layers.0.*`, settings under `transformer_layer_config`). Its head may
-know a part of the vocabulary only: `d2t` has for each of its outputs how far the token's id is from the output's place.
+A head is a checkpoint of its own, trained for one model. There are two layouts: one of the authors, SGLang and
+SpecForge (`midlayer.*`), and one of vLLM's speculators (`layers.0.*`, settings under `transformer_layer_config`). A
+head may know only a part of the vocabulary: for each output, `d2t` has the token's id minus the output's index.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def tapped_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
-    """The layers of a model of so many whose inputs the head reads; `layers` itself stands for the last one's output.
+    """The layers, out of `layers`, whose inputs the head reads; `layers` itself stands for the last layer's output.
 
-    Speculators count as here; elsewhere the layers are named whose outputs are read.
+    Configs of speculators count in the same way; other configs name the layers whose outputs are read.
     """
     behind = 0 if reader.is_set(_OF_SPECULATORS) else 1
     for of in (reader, reader.section("eagle_config")):
@@ -52,15 +52,15 @@ def tapped_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def load_eagle3(reader: ConfigReader, weights: WeightLoader, target: Program) -> Predictor:
-    """Take its tensors.
+    """Build a head from its tensors.
 
     Args:
-        reader: its config.
-        weights: its tensors.
-        target: the model that it was trained for.
+        reader: the head's config.
+        weights: the head's tensors.
+        target: the model that the head was trained for.
 
     Raises:
-        ModelFileError: a value is not implemented, a tensor is missing, or it is the head of another model.
+        ModelFileError: a value is not implemented, a tensor is missing, or the head is for another model.
     """
     settings = reader.section(_OF_LAYER) if reader.is_set(_OF_LAYER) else reader
     settings.expect("hidden_act", ["silu"], "silu")
@@ -87,7 +87,7 @@ def load_eagle3(reader: ConfigReader, weights: WeightLoader, target: Program) ->
 
 
 def _program(parts: DecoderParts, head: Head, *, normed_first: bool) -> Program:
-    """Its layer. With `normed_first`, the normed hidden state is what the layer adds to."""
+    """The head's layer. With `normed_first`, the layer adds to the normed hidden state."""
     shape, stream, has = parts.config.shape, parts.stream, parts.weights.has
     width, name = shape.hidden_size, "midlayer" if has("midlayer.input_layernorm.weight") else "layers.0"
     pair = Register("pair", 2 * width)
@@ -118,7 +118,7 @@ def _program(parts: DecoderParts, head: Head, *, normed_first: bool) -> Program:
 
 
 def _table(reader: ConfigReader, weights: WeightLoader, target: Program, width: int) -> Weight:
-    """Its embedding, or the model's if it has none."""
+    """The head's embedding, or the model's if it has none."""
     if weights.has("embed_tokens.weight"):
         return weights.take_table("embed_tokens.weight", (target.shape.vocab_size, width))
     looked_up = target.embedding[0]
@@ -127,7 +127,7 @@ def _table(reader: ConfigReader, weights: WeightLoader, target: Program, width: 
 
 
 def _head(reader: ConfigReader, weights: WeightLoader, target: Program, width: int) -> Head:
-    """Its head, or the model's if it has none."""
+    """Its `lm_head`, or the model's if it has none."""
     known = _known(reader, target.shape.vocab_size)
     if weights.has("lm_head.weight"):
         return Head(weights.take_linear([("lm_head.weight", (known, width))]))
@@ -148,8 +148,8 @@ def _known(reader: ConfigReader, vocab_size: int) -> int:
 
 
 def _vocabulary(reader: ConfigReader, weights: WeightLoader, vocab_size: int) -> Tensor | None:
-    """The tokens that its logits are of; None for all."""
-    weights.ignore("t2d")  # the same, seen from the model
+    """The token of each of its logits; None for all, in order."""
+    weights.ignore("t2d")  # the same information, by the model's tokens
     count = _known(reader, vocab_size)
     if not weights.has("d2t"):
         if count < vocab_size:

@@ -1,7 +1,7 @@
 """Gemma 3's text model: `model_type` "gemma3_text" (Gemma Team 2025, section 2); the 1B is published as text only.
 
 Gemma 2's layer without soft caps on scores; queries and keys are normed per head, and five of six layers have a sliding
-window. Those use their own RoPE base, unscaled; the sixth uses a larger base, scaled linearly in the larger models.
+window. Windowed layers use their own RoPE base, unscaled; the sixth a larger one, scaled linearly in larger models.
 EmbeddingGemma (Schechter Vera et al. 2025) is the same with bidirectional attention: half of each window is ahead.
 """
 

@@ -166,9 +166,9 @@ def _rope(reader: ConfigReader, layer_type: str, shape: ModelShape, windows: Seq
 def _read_shapes(
     reader: ConfigReader, shape: ModelShape, windows: Sequence[int | None], *, keys_are_values: bool
 ) -> tuple[ModelShape, ModelShape]:
-    """The shape with the heads of sliding layers, and with those of layers with full attention.
+    """The shape with the heads of sliding layers, and the shape with the heads of layers with full attention.
 
-    Configs set the latter by two separate keys, or by `per_layer_config`, as transformers writes them.
+    Configs set the latter heads by two separate keys, or by `per_layer_config`, as transformers writes them.
     """
     if reader.is_set("per_layer_config"):
         found = _per_layer_shapes(reader, shape)

@@ -2,8 +2,8 @@
 
 Most layers mix tokens by Mamba-2 (Dao and Gu 2024): a short convolution over values, keys and queries (x, B and C), a
 selective scan, and a norm of the gated result. A few attend, mostly without rotation. Every layer has a shared MLP for
-all tokens and, in models with experts, a mixture of experts beside it. The factors are those of Granite 3
-(`granite.py`), and are applied in the same way: the stream is kept divided by the residual factor.
+all tokens and, in models with experts, a mixture of experts beside it. The factors are the same as in
+Granite 3 (`granite.py`), and are applied in the same way: the stream is kept divided by the residual factor.
 """
 
 from __future__ import annotations

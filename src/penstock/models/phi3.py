@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4 (mini): `model_type` "phi3".
 
 The shared decoder with fused projections, partially rotated heads, LongRoPE for contexts of 128k, and a sliding window
-if the config sets one. Which of LongRoPE's factors apply is decided when the model is loaded; see `families.load`.
+if the config sets one. Which of LongRoPE's factors apply is fixed when the model is loaded; see `families.load`.
 """
 
 from __future__ import annotations

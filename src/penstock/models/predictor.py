@@ -1,4 +1,4 @@
-"""The part of a model that predicts a second token: its tensors and operations, as several families have it.
+"""The part of a model that predicts a second token: its tensors and operations, in the form that several families use.
 
 A layer on a projection of `[embedding | hidden state]`, each normed first (DeepSeek-AI 2024, "DeepSeek-V3", section
 2.2). Embedding and head are the model's. Families differ in names, in how norms are stored, and in the layer.
@@ -18,10 +18,10 @@ __all__ = ["PredictorNames", "bind_predictor"]
 
 @dataclass(frozen=True, slots=True)
 class PredictorNames:
-    """Prefixes of its tensors.
+    """Prefixes of a predictor's tensors.
 
     Attributes:
-        layer: its layer, named as the model's layers are.
+        layer: the predictor's layer, named as the model's layers are.
         joined: the projection of the two halves.
         embedding_norm: norm of the first half, the embedding of the token at the next position.
         hidden_norm: norm of the second half, what the model computed at this position.
@@ -36,7 +36,7 @@ class PredictorNames:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Tensors of which every such part has one each."""
+        """Names of the tensors that every predictor has."""
         between = f"{self.layer}.post_attention_layernorm"
         parts = (self.joined, self.embedding_norm, self.hidden_norm, self.final_norm, between)
         return tuple(f"{each}.weight" for each in parts)
@@ -45,13 +45,13 @@ class PredictorNames:
 def bind_predictor(
     parts: DecoderParts, names: PredictorNames, program: Program, layer: Operations, *, plus_one: bool = False
 ) -> Predictor:
-    """Take its tensors, less those of `layer`.
+    """Build a predictor: take its tensors, except the tensors of `layer`.
 
     Args:
-        parts: the model's; the layer adds to its stream.
-        names: where its tensors are.
+        parts: the model's parts; the layer adds to their stream.
+        names: where the predictor's tensors are.
         program: the model.
-        layer: the operations of its layer, with cache 0, which is as the model's first cache.
+        layer: the operations of the predictor's layer; they use cache 0, with the spec of the model's first cache.
         plus_one: whether norm weights are stored minus 1.
     """
     width = program.shape.hidden_size

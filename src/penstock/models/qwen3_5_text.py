@@ -2,9 +2,9 @@
 
 Three of four layers mix tokens by a gated delta rule over a short convolution (Gated DeltaNet: Yang et al. 2024), every
 fourth by attention with a gated output. Norm weights are stored minus 1, except for the norm after the delta rule. A
-quarter of each head is rotated; `mrope_section`, for images, has no effect for text. A further layer (`mtp`) predicts
-a second token, for guesses if they are wanted. Models with experts (`qwen3_5_moe_text`, `qwen3_next`) have the
-same layers except for the MLP, and use `build`.
+quarter of each head is rotated; `mrope_section`, for images, has no effect for text. If guesses are wanted,
+a further layer (`mtp`) predicts a second token. Models with experts (`qwen3_5_moe_text`, `qwen3_next`) have the same
+layers except for the MLP, and use `build`.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _PUBLISHED = PredictorNames("mtp.layers.0", "mtp.fc", "mtp.pre_fc_norm_embedding
 
 
 def _find_predictor(reader: ConfigReader, weights: WeightLoader, layers: int) -> PredictorNames | None:
-    """The part that predicts a second token, if it is wanted; the tensors of all others are left out.
+    """The part that predicts a second token; None if it is missing or not wanted. Tensors of unused parts are left out.
 
     It has one layer and the model's own embedding and head. In a GGUF file it is the block after the last layer.
     """

@@ -75,7 +75,7 @@ GGUF = GgufDialect(
     tensors={
         **{name: theirs for name, theirs in MOE_TENSORS.items() if "ssm_alpha" not in name and "ssm_beta" not in name},
         "blk.{layer}.ssm_ba": f"{_MIXER}.in_proj_ba",
-        "blk.{layer}.ssm_in": f"{_MIXER}.in_proj_qkvz",  # of older files
+        "blk.{layer}.ssm_in": f"{_MIXER}.in_proj_qkvz",  # in older files
     },
     metadata=_settings,
     arrangements=MOE_ARRANGEMENTS,

@@ -1,7 +1,7 @@
 """RoBERTa: `model_type` "roberta" (Liu et al. 2019), an encoder, for embeddings only.
 
 BERT's layers. Position numbers start after the padding token's id, as in fairseq. A text that contains the padding
-token itself is embedded like any other; transformers gives that token no position of its own.
+token itself is embedded like any other text; transformers gives that token no position of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adapters: low-rank updates of a program's projections, for some of a step's tokens (Hu et al. 2021, "LoRA").
 
 An adapter is an operand beside a projection, never part of its weight: with `A` `[r, K]` and `B` `[N, r]` it adds
-`(x @ A.T) @ B.T` to the projection's result. So a program is shared by any number of adapters, and by tokens that have
-none. Decides where a program takes adapters, and what an adapter is made of. Does not know files or names of requests.
+`(x @ A.T) @ B.T` to the projection's result. So any number of adapters share one program with tokens that have none.
+Decides where a program takes adapters, and what an adapter is made of. Does not know files or names in requests.
 
 Invariant: a program that takes adapters computes, for tokens without one, the bits of the program that takes none.
 """
@@ -32,11 +32,11 @@ __all__ = [
 
 
 class Up(NamedTuple):
-    """The second product of one module: from its columns of what the first one gives to its columns of the result.
+    """The second product of one module: from the module's columns of the first product to its columns of the result.
 
     Attributes:
-        first: the first of the module's columns in the projection's result.
-        inner: the first of its columns in what `LowRank.down` gives.
+        first: the module's first column in the projection's result.
+        inner: the module's first column in the product with `LowRank.down`.
         weight: `[N, r]`; whatever scales the update is part of it.
     """
 
@@ -50,8 +50,8 @@ class LowRank:
     """What an adapter adds to one projection.
 
     Attributes:
-        down: `[R, K]`: the first product of every module that it updates, one below the other.
-        ups: one for each of these modules.
+        down: `[R, K]`: the first factors of all modules that it updates, one below the other.
+        ups: the second product of each of these modules.
     """
 
     down: Weight
@@ -88,11 +88,11 @@ class AdaptedTokens(NamedTuple):
 
 
 Adapted = Sequence[AdaptedTokens]
-"""The tokens of a step that have adapters, in ascending order and apart from each other."""
+"""The tokens of a step that have adapters, in ascending order and without overlap."""
 
 
 def taking_adapters(program: Program) -> Program:
-    """The same program with an `Adapt` behind every projection that takes adapters."""
+    """The same program with an `Adapt` after every projection that takes adapters."""
     sites = iter(range(sum(1 for _ in _adaptable(program))))
     return replace(
         program,
@@ -114,7 +114,7 @@ def _adaptable(program: Program) -> Iterator[Linear]:
 
 
 def _takes_adapters(linear: Linear) -> bool:
-    """Whether its modules are known, and what goes in is still there when the result is written."""
+    """Whether its modules are known, and its input still exists when its result has been written."""
     return bool(linear.modules) and linear.x.name != linear.out.name
 
 
@@ -128,7 +128,7 @@ def _with_sites(operations: Operations, sites: Iterator[int]) -> Operations:
 
 
 def adapter_bytes(program: Program, rank: int, itemsize: int) -> int:
-    """The most memory of an adapter that updates every module with this rank, in bytes."""
+    """Memory of the largest adapter with this rank, one that updates every module, in bytes."""
     total = 0
     for linear in sites_of(program):
         total += _panels(rank * len(linear.modules)) * linear.weight.inputs
@@ -137,19 +137,19 @@ def adapter_bytes(program: Program, rank: int, itemsize: int) -> int:
 
 
 def adapters_step_bytes(program: Program, rank: int) -> int:
-    """Working memory of adapters with this rank for a token of a step, in bytes."""
+    """Working memory that adapters with this rank need per token of a step, in bytes."""
     sites = sites_of(program)
     inner = max((rank * len(linear.modules) for linear in sites), default=0)
     return 4 * (inner + max((max(linear.weight.inputs, inner) for linear in sites), default=0))
 
 
 def _panels(outputs: int) -> int:
-    """Packed weights are filled up to whole panels of 16 outputs."""
+    """Round up to whole panels of 16 outputs, to which packed weights are padded."""
     return -(-outputs // 16) * 16
 
 
 def columns_of(modules: Sequence[Module]) -> Iterator[tuple[Module, int]]:
-    """Each module with the first of its columns in the projection's result."""
+    """Each module with its first column in the projection's result."""
     first = 0
     for module in modules:
         yield module, first

@@ -1,12 +1,12 @@
-"""Runs a program on CUDA, small steps as CUDA graphs: launched once as a whole, not operation by operation.
+"""Runs a program on CUDA, with small steps as CUDA graphs: one launch per step, not one per operation.
 
-A decode step of a small model is hundreds of launches, and the host takes longer to make them than the device to
-compute. A graph is captured for each size of step when it first comes, and replayed with other contents. Steps of more
-tokens or with adapters, and programs with operations that wait for the device, go to the reference on the same backend.
+A decode step of a small model takes hundreds of launches, and the host needs longer for them than the device needs to
+compute. A graph is captured when a step of its size first occurs, and replayed with other contents. Larger steps, steps
+with adapters, and programs with operations that wait for the device run on the reference with the same backend.
 
 Decides which steps are captured, and how a step's rows become a graph's inputs: token by token, each with its own row
-of the block table, so that decode rows, drafts and short prompts are the same to it. Bits are those of the reference:
-the operations are its own.
+of the block table, so that a graph need not distinguish decode rows, drafts and short prompts. Results have the same
+bits as the reference's, because the operations are the reference's own.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from penstock.nn.reference import ReferenceExecutor
 __all__ = ["CapturedExecutor", "why_not_captured"]
 
 _SIZES = (1, 4, 16, 64, 128, 256, 512, 1024)
-"""Tokens of the steps that are captured; a step is filled up to the next of them."""
+"""Numbers of tokens for which steps are captured; a step is padded to the next of these numbers."""
 
 _SEGMENTS = (1, 4, 16, 64, 256)
-"""Segments of positions that the longest sequence of a step may have, likewise."""
+"""Numbers of segments that the longest sequence of a captured step may have, rounded up likewise."""
 
 _MOST = 4096
-"""Tokens times segments of a captured step, at most: what attention sets aside grows with them."""
+"""Upper limit of tokens times segments of a captured step: the memory that attention sets aside grows with both."""
 
 _CAPTURABLE = (Embed, Norm, Linear, Activate, NormHeads, Rotate, AttendOperation, Gate, Scale, Regroup)
 
 
 def why_not_captured(program: Program) -> str | None:
-    """The reason why no step of a program is captured, in words; None if small ones are."""
+    """The reason, in words, why no step of a program is captured; None if small steps are."""
     if program.taps is not None:
         return "its hidden states are handed out"
     for operation in program.operations():
@@ -79,8 +79,8 @@ class _Inputs:
     Attributes:
         token_ids: `[N]` int64.
         positions: `[N]` int64.
-        write_slots: `[N]` int64, -1 for tokens that fill up.
-        tiles: one a token.
+        write_slots: `[N]` int64, -1 for padding.
+        tiles: one per token.
     """
 
     token_ids: Tensor
@@ -90,14 +90,14 @@ class _Inputs:
 
     @classmethod
     def of(cls, tokens: int, segments: int, block_size: int, device: torch.device) -> _Inputs:
-        """Inputs of this size, of no tokens yet."""
+        """Make inputs of this size, still without tokens."""
         numbers = torch.zeros(3, tokens, dtype=torch.int64, device=device)
         places = torch.zeros(tokens, PLACES.value, dtype=torch.int32, device=device)
         table = torch.zeros(tokens, segments * SEGMENT // block_size, dtype=torch.int32, device=device)
         return cls(*numbers, Tiles(places, table, segments, 1))
 
     def fill(self, token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> None:
-        """Take in a step of at most as many tokens."""
+        """Copy in a step of at most `N` tokens."""
         counts, rows = attend.q_start.diff(), None
         if len(counts) < len(token_ids):  # some rows have several tokens
             rows = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(counts).to(token_ids.device)
@@ -107,7 +107,7 @@ class _Inputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TokenAttend:
-    """An `Attend` of tokens that are a tile each."""
+    """An `Attend` in which each token is a tile of its own."""
 
     backend: CudaBackend
     keys: Sequence[Tensor]
@@ -138,11 +138,11 @@ class _TokenAttend:
 
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
-"""Captures what a function does: its result, and a function that does it again, with a result in the same place."""
+"""Captures what a function does: returns its result, and a function that repeats the work into the same result."""
 
 
 class _Graphs:
-    """Captures CUDA graphs, which share memory: each is done before the next begins."""
+    """Captures CUDA graphs that share one memory pool: each graph is done before the next begins."""
 
     def __init__(self) -> None:
         self._memory: tuple[int, int] | None = None
@@ -170,7 +170,7 @@ class CapturedExecutor:
     """A `CausalLM` on CUDA. Not thread-safe: a step's inputs and results have fixed places.
 
     Args:
-        program: what to compute; `why_not_captured` has no objection.
+        program: what to compute; `why_not_captured` must return None for it.
         dtype: dtype of the activations.
         backend: computes each operation.
         capture: captures graphs; None for CUDA's.
@@ -227,7 +227,7 @@ class CapturedExecutor:
         return (size, segments) if 0 < size * segments <= _MOST else None
 
     def _capture(self, size: tuple[int, int], token_ids: Tensor, positions: Tensor, attend: PagedAttend) -> Tensor:
-        """Compute a step, and capture the graph for the next of its size."""
+        """Compute a step, and capture the graph for later steps of its size."""
         inputs = _Inputs.of(*size, attend.keys[0].shape[1], token_ids.device)
         inputs.fill(token_ids, positions, attend)
         step = _TokenAttend(self._backend, attend.keys, attend.values, inputs.write_slots, inputs.tiles)
@@ -235,7 +235,7 @@ class CapturedExecutor:
         def work() -> Tensor:
             return self._reference.forward(inputs.token_ids, inputs.positions, step)
 
-        computed = work()  # which compiles what it needs
+        computed = work()  # also compiles the kernels that it needs
         out, replay = self._capture_graph(work)
         self._captured[size] = _CapturedStep(replay, inputs, out, attend.keys)
         return computed[: len(token_ids)]

@@ -48,7 +48,7 @@ class Attend(Protocol):
         ...
 
     def carried(self, state: int, spec: StateSpec, tokens: int) -> tuple[Tensor, StateRuns]:
-        """A recurrent state `[places, *spec.shape]` float32, to be updated in place, and which tokens continue which.
+        """A recurrent state `[places, *spec.shape]` float32, to update in place, and which tokens continue which state.
 
         Called once per state in each call of the model.
 

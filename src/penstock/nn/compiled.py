@@ -1,12 +1,12 @@
-"""Runs a program in one compiled call per step (`native/executor.cpp`), as `native_program` handed it over.
+"""Runs a program in one compiled call per step (`native/executor.cpp`), in the form that `native_program` builds.
 
 Knows no family. Differs from the reference in one point: the stream of hidden states is float32 from the embedding to
 the last norm.
 
-A step with adapters runs a second compiled program, made when the first of them comes, that has a place for them; all
-others run the same one as if there were no adapters.
+A step with adapters runs a second compiled program, which takes adapters and is compiled for the first such step. All
+other steps run the first program, as if there were no adapters.
 
-Invariant: a token's bits depend on its own sequence and its adapter alone, as in every single kernel.
+Invariant: a token's bits depend only on its own sequence and its adapter, as in every single kernel.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CompiledExecutor:
         program: what to compute; `why_not_compiled` must return None for it.
         dtype: dtype of queries, keys and values before rotation and storing: bfloat16 or float32.
         backend: provides the kernels and threads.
-        scratch: working memory, shared with executors that run before and after this one; None for some of its own.
+        scratch: working memory, shared with executors that run before and after this one; None to make its own.
 
     Raises:
         ValueError: a shape or dtype does not fit.
@@ -174,7 +174,7 @@ class CompiledExecutor:
         read = [native.Rows(each.data_ptr(), each.shape[1], ELEMENTS[each.dtype]) for each in inputs]
         written = native.Rows(out.data_ptr(), out.shape[1], ELEMENTS[out.dtype])
         runs = None if attend.runs is None else runs_of(attend.runs)
-        with letting_others():  # this call alone: each call of torch lets go of the GIL, and would wait to get it back
+        with letting_others():  # only this call: every call of torch releases the GIL, and would wait to get it back
             compiled.run(
                 cpu=cpu,
                 step=step,
@@ -190,7 +190,7 @@ class CompiledExecutor:
         return out
 
     def _adapt(self, adapted: Adapted) -> tuple[Any, list[Any]]:
-        """The program that takes adapters, and the tokens that have some, as it takes them."""
+        """The program that takes adapters, and the tokens that have adapters, in the form that it reads."""
         if self._adapting is None:
             self._adapting = _Adapting(self.program, self._dtype)
         return self._adapting.compiled, self._adapting.groups(adapted)
@@ -208,7 +208,7 @@ class CompiledExecutor:
         return [found[STREAM], *(found[each.name] for each in self.program.inputs if each.name in found)]
 
     def _taps(self, count: int, taps: Tensor | None) -> list[Tensor]:
-        """Where the program's taps go, if it has any; a place that nobody reads if the caller has none."""
+        """Where the program's taps are written, if it has any; a tensor to throw away if the caller passes none."""
         register = self.program.taps
         if register is None:
             return []
@@ -219,21 +219,21 @@ class CompiledExecutor:
         return [taps]
 
     def _step(self, *tensors: Tensor) -> Any:
-        """Addresses of a step's tensors, looked up again only when the tensors are not those of the last step."""
+        """Addresses of a step's tensors, looked up again only if they are not the last step's tensors."""
         seen = self._seen_step
         if seen is None or any(map(is_not, seen[0], tensors)):
             self._seen_step = seen = tensors, _look_at_step(*tensors)
         return seen[1]
 
     def _caches(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Any:
-        """Addresses of the caches, looked up again only when the caches are not those of the last step."""
+        """Addresses of the caches, looked up again only if they are not the last step's caches."""
         seen = self._seen_caches
         if seen is None or seen[0] is not keys or seen[1] is not values:
             self._seen_caches = seen = keys, values, self._look_at_caches(keys, values)
         return seen[2]
 
     def _states(self, states: Sequence[Tensor]) -> Any:
-        """Addresses of recurrent states, looked up again only when the states are not those of the last step."""
+        """Addresses of recurrent states, looked up again only if they are not the last step's states."""
         seen = self._seen_states
         if seen is None or seen[0] is not states:
             if len(states) != len(self.program.states):
@@ -261,7 +261,7 @@ class _Adapting:
         self._seen: WeakKeyDictionary[Adapter, Any] = WeakKeyDictionary()
 
     def groups(self, adapted: Adapted) -> list[Any]:
-        """The tokens that have adapters, as the program takes them."""
+        """The tokens that have adapters, in the form that the program reads."""
         make = required().AdaptedTokens
         return [make(first=first, end=end, adapter=self._native_of(adapter)) for first, end, adapter in adapted]
 
@@ -272,7 +272,7 @@ class _Adapting:
         return found
 
     def _made(self, adapter: Adapter) -> Any:
-        """An adapter as addresses: `adapter` keeps the weights alive, and a step keeps `adapter`."""
+        """An adapter as addresses: `adapter` keeps the weights alive, and a step keeps `adapter` alive."""
         made = required().Adapter(sites=self._sites)
         for site, update in adapter.updates.items():
             made.down(site=site, weight=update.down.native)

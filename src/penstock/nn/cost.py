@@ -1,6 +1,6 @@
 """What a program asks of a machine: the bytes that a step reads, and its arithmetic by kind.
 
-Decides how cost is counted. Each weight is read once per step; of the experts, the number that the step's tokens are
+Decides how cost is counted. Each weight is read once per step; of the experts, only as many as the step's tokens are
 expected to choose. Every row reads the keys and values that its layers can see, and its recurrent state. Products and
 attention count two operations per multiplication. Norms, rotations and activations are ignored: a few percent.
 """
@@ -82,7 +82,7 @@ def _attention(attend: Attend, cache: KvCacheSpec, rows: Sequence[StepRow], kv_d
 
 def _position_bytes(cache: KvCacheSpec, dtype: torch.dtype) -> int:
     """Bytes of one position's keys and values, including the scales of int8."""
-    if cache.value_dim:  # keys alone
+    if cache.value_dim:  # values are part of the keys
         in_int8 = dtype == torch.int8
         return (
             int8_latent_shape(1, 1, cache.head_dim, cache.value_dim)[3] if in_int8 else cache.head_dim * dtype.itemsize

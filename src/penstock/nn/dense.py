@@ -16,10 +16,10 @@ __all__ = ["DenseAttention"]
 
 
 class DenseAttention:
-    """An `Attend` for a single sequence, owned by whoever decodes that sequence.
+    """An `Attend` for a single sequence, owned by the code that decodes that sequence.
 
     Keeps the keys and values it was given, and recurrent state, so that calling a model again with the next tokens
-    continues the sequence. Rows of a call are consecutive positions that follow those of earlier calls.
+    continues the sequence. The rows of a call are consecutive positions, which follow the positions of earlier calls.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _RELATIVE = 1e-6
 _POSITIONS = 4096
 _ANGLE = 1e-3
 _NAMES = "modules"
-"""The field of projections that says what their checkpoint calls them, which is each format's own affair."""
+"""The field with a projection's names in its checkpoint; ignored, because they depend on the format."""
 
 
 def difference(one: Program, other: Program) -> str | None:

@@ -1,9 +1,9 @@
-"""Runs one rank's part of a divided program, in one compiled call between each two sums over the ranks.
+"""Runs one rank's part of a divided program, with one compiled call between one sum over the ranks and the next.
 
 Decides what lies between the calls: the stream, the rank's part of the next sum, and registers that are written before
-a sum and read after it. All are float32 and belong to the step. Everything else is `CompiledExecutor`'s.
+a sum and read after it. All are float32 and belong to the step. Everything else is up to `CompiledExecutor`.
 
-Invariant: as there; a sum over ranks is in order of ranks, so a token's bits depend on its own sequence alone.
+Invariant, as there: a token's bits depend only on its own sequence, because a sum over ranks is in order of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["DividedExecutor"]
 
 
 class _Segment(NamedTuple):
-    """A compiled part of the program, and the sum that follows; None behind the last."""
+    """A compiled part of the program, and the sum that follows; None after the last part."""
 
     executor: CompiledExecutor
     sum: AllReduce | None
@@ -103,7 +103,7 @@ class DividedExecutor:
         return out
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
-        """Never called: what is given a register predicts for another program, and is not divided."""
+        """Never called: only predictors are given a register, and a predictor is not divided."""
         raise NotImplementedError("a divided program looks its tokens up")
 
     def _look_up(self, held: dict[str, Tensor], token_ids: Tensor, positions: Tensor) -> None:
@@ -113,7 +113,7 @@ class DividedExecutor:
                 self._sum(held, each, rows)
                 continue
             rows = embedded(self.backend, each, token_ids, positions, torch.float32)
-            if each.out.name != PARTIAL:  # whose width is that of any of the tables
+            if each.out.name != PARTIAL:  # a partial sum is as wide as its table; the next `AllReduce` takes `rows`
                 held[each.out.name] = held[each.out.name] + rows if each.adds else rows
 
     def _sum(self, held: dict[str, Tensor], by: AllReduce, part: Tensor) -> None:
@@ -138,7 +138,7 @@ def _between_sums(operations: Iterable[Operation]) -> list[tuple[Operations, All
 
 
 def _registers(operations: Operations) -> tuple[dict[str, Register], set[str]]:
-    """The registers that operations name, each as wide as its widest whole; and which are read before they are written.
+    """The registers that operations name, each wide enough for all uses; and the names read before they are written.
 
     The stream and the result, which every part is given, are left out.
     """
@@ -168,7 +168,7 @@ def _crossing(parts: Sequence[Operations]) -> dict[str, Register]:
 
 
 def _part(program: Program, operations: Operations, kept: dict[str, Register]) -> Program:
-    """Some operations of a program as a program of their own, which is given the registers that are kept."""
+    """Make a program of some of a program's operations, which is given the kept registers that it names."""
     named, _ = _registers(operations)
     given = tuple(register for name, register in kept.items() if name in named)
     return replace(program, embedding=(), layers=(operations,), final=(), given=given)

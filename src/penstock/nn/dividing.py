@@ -1,14 +1,14 @@
 """Divides a program among ranks that compute it together (tensor parallelism; Shoeybi et al. 2019, "Megatron-LM").
 
-Heads, the inner columns of MLPs and experts, the channels of short convolutions and the rows of vocabularies are shared
-out in whole units, as evenly as they go. Of a chain such as `down(activation(gate_up(x)))` a rank has the rows of the
-first weight that belong to its units, and the same columns of the last one; what it gets is a part of the sum, and an
-`AllReduce` follows. What is no such chain (norms, routers, recurrences, attention over a latent) is computed by each
-rank as a whole, from the same bits to the same bits.
+Ranks share heads, the inner columns of MLPs and experts, the channels of short convolutions and the rows of
+vocabularies in whole units, as evenly as possible. In a chain like `down(activation(gate_up(x)))`, a rank has the rows
+of the first weight that belong to its units, and the matching columns of the last weight. Its result is a part of the
+sum, so an `AllReduce` follows. Each rank computes everything outside such chains (norms, routers, recurrences,
+attention over a latent) as a whole, from the same bits to the same bits.
 
-Decides who has what, from the program alone. How a weight is cut is up to a `Cutter`, which may not have read it yet.
+Decides which rank has what, from the program alone. A `Cutter`, which may not have read a weight yet, cuts it.
 
-Invariant: the sum over all ranks of what precedes an `AllReduce` is what the undivided program computes there, but for
+Invariant: what precedes an `AllReduce`, summed over all ranks, is what the undivided program computes there, except for
 the order of float32 additions.
 """
 
@@ -48,20 +48,20 @@ from penstock.nn.program import OUT, PARTIAL, STREAM, Head, Program
 __all__ = ["Cutter", "Ranges", "divide", "vocabulary_share"]
 
 _PANEL = 16
-"""Outputs that packed weights keep together; rows of a vocabulary are shared out in as many."""
+"""Outputs that packed weights keep together; ranks share the rows of a vocabulary in units of this many."""
 
 
 def divide(program: Program, rank: int, ranks: int, cutter: Cutter) -> Program:
     """The part of a program that one of several ranks computes.
 
     Args:
-        program: what all of them compute together; it takes no adapters, has no taps and predicts no second token.
-        rank: which of them, from 0.
-        ranks: how many there are.
-        cutter: makes its weights.
+        program: what all ranks compute together; it takes no adapters, has no taps and predicts no second token.
+        rank: which rank, from 0.
+        ranks: number of ranks.
+        cutter: makes the rank's weights.
 
     Raises:
-        ConfigError: some layer has fewer units than there are ranks; names the setting that says how many.
+        ConfigError: some layer has fewer units than there are ranks; names the setting that determines their number.
     """
     assert program.predictor is None, "the part that predicts a second token is not divided"
     assert program.taps is None, "a program with taps is not divided"
@@ -95,7 +95,7 @@ def vocabulary_share(size: int, rank: int, ranks: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """Rewrites operations as one rank computes them; `caches` and `states` become its own."""
+    """Rewrites operations as one rank computes them; `caches` and `states` become the rank's own."""
 
     rank: int
     ranks: int
@@ -104,7 +104,7 @@ class _Division:
     states: list[StateSpec]
 
     def layer(self, layer: Layer) -> Operations:
-        """A layer's operations."""
+        """The rank's operations of a layer."""
         divided: list[Operation] = []
         for index, operation in enumerate(layer.operations):
             chain = layer.chain_of(index)
@@ -146,7 +146,7 @@ class _Division:
                 yield AllReduce(operation.out, partial, operation.adds)
 
     def _is_shared(self, embed: Embed, vocabulary: Weight) -> bool:
-        """Whether the rows of a table are shared out: those of tokens are, unless there are only a few."""
+        """Whether ranks share the rows of a table: they do if it is indexed by token, unless it has only a few rows."""
         enough = embed.table is vocabulary or embed.table.outputs >= _PANEL * self.ranks
         return enough and not embed.of_positions
 
@@ -156,7 +156,7 @@ class _Division:
         return replace(head, weight=self.cutter.linear(head.weight, (rows,)))
 
     def _experts(self, experts: Experts) -> list[Operation]:
-        """Every rank has some inner columns of every expert."""
+        """Give every rank some inner columns of every expert."""
         stack = experts.stack
         inner, gated = stack.down.shape[2], experts.activation.gated
         together = in_panels(inner, self.cutter.unit(stack.down), self.ranks)

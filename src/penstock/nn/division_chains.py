@@ -1,7 +1,7 @@
 """Which operations of a layer can be divided among ranks, and in what units.
 
-Decides what a chain is: projections to heads, inner columns or channels, what is done to each of these by itself, and
-the projections from them. Knows no ranks but their number, and cuts nothing: see `nn.dividing`.
+Decides what a chain is: the projections to heads, inner columns or channels, the operations on each of these alone, and
+the projections from them. Knows only the number of ranks, and cuts nothing: see `nn.dividing`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Ranges = tuple[range, ...]
 """Which rows or columns of a matrix, in order; each range has a step of 1."""
 
 _GATES = 32
-"""Gates that the compiled kernels compute together with their projection."""
+"""Number of gates in a panel, which the compiled kernels compute together with their projection."""
 
 Inner = Attend | Activate | ShortConvolution | Gate | NormHeads | Rotate | Regroup
-"""Operations that can be done to some units of a register alone."""
+"""Operations that can compute some units of a register without the others."""
 
 
 class Cutter(Protocol):
-    """Makes a rank's part of a weight. Asked once for each weight that the rank needs, cut or whole."""
+    """Makes a rank's part of a weight. Called once for each weight that the rank needs, cut or whole."""
 
     def linear(self, weight: Weight, outputs: Ranges | None = None, inputs: Ranges | None = None) -> Weight:
         """These outputs and inputs of a weight; None for all."""
@@ -56,15 +56,15 @@ class Cutter(Protocol):
         ...
 
     def unit(self, weight: Weight | StackedWeight) -> int:
-        """Inputs can only be cut at multiples of this: at ends of the blocks in which a weight is quantised."""
+        """Inputs can be cut only at multiples of this number: at ends of the blocks in which a weight is quantised."""
         ...
 
 
 def share_of(count: int, rank: int, ranks: int, what: str) -> range:
-    """The units of a rank, of `count` in all; shares differ by one unit at most.
+    """The units of a rank, out of `count`; shares differ by at most one unit.
 
     Raises:
-        ConfigError: there are fewer units than ranks; it says what they are.
+        ConfigError: there are fewer units than ranks; the message names the units (`what`).
     """
     if count < ranks:
         raise ConfigError("tensor_parallel", f"{ranks} ranks cannot share {count} {what}: take at most {count}")
@@ -73,7 +73,7 @@ def share_of(count: int, rank: int, ranks: int, what: str) -> range:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """What a register holds from one overwriting to the next, and the operations that touch it, by index."""
+    """What a register holds between two overwrites, and the indices of the operations that touch it."""
 
     name: str
     width: int
@@ -82,15 +82,15 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """Operations that are divided alike, from projections to their units to projections from them.
+    """Operations that are divided in the same way: projections to units, operations on units, projections from units.
 
     Attributes:
         operations: indices in the layer.
         units: how many units there are: key heads, inner columns, channels.
-        together: how many of them cannot be parted.
-        sections: of each value, the columns (first, width) that hold a number of each unit, in order.
-        firsts: projections that write the values, by index.
-        lasts: projections that read them.
+        together: how many neighbouring units must stay on one rank.
+        sections: for each value, runs of columns (first, width) with equally many columns of each unit, in order.
+        firsts: indices of the projections that write the values.
+        lasts: indices of the projections that read the values.
     """
 
     operations: set[int]
@@ -116,7 +116,7 @@ class Chain:
         return tuple(found)
 
     def register(self, value: Value, register: Register, share: range) -> Register:
-        """The register as the share has it."""
+        """The part of `register` that belongs to a share, in the share's own numbering."""
         width = sum(len(each) for each in self.columns(value, register, share))
         before = Register(value.name, register.first)
         first = sum(len(each) for each in self.columns(value, before, share))
@@ -124,7 +124,7 @@ class Chain:
 
 
 class Layer:
-    """The operations of a layer, and which chains of it can be divided."""
+    """The operations of a layer, and those of its chains that can be divided."""
 
     def __init__(self, operations: Operations, width: int, whole: frozenset[str], cutter: Cutter, ranks: int) -> None:
         self.operations = operations
@@ -181,7 +181,7 @@ class Layer:
         return not linear.out.is_part and linear.out.width == self._width
 
     def _fits(self, chain: Chain) -> bool:
-        """Whether everything in a chain consists of whole units; notes how many there are."""
+        """Whether everything in a chain consists of whole units; sets its `units` and `together`."""
         if chain.firsts & chain.lasts or not chain.lasts:
             return False
         operations = [self.operations[index] for index in chain.operations]
@@ -221,13 +221,13 @@ class Layer:
 
 
 def in_panels(units: int, together: int, ranks: int) -> int:
-    """Keep whole panels of gates together, where there are enough of them to share."""
+    """How many units to keep together: whole panels of gates, if there are enough panels to share; else `together`."""
     wanted = math.lcm(together, _GATES)
     return wanted if units % wanted == 0 and units // wanted >= ranks else together
 
 
 def _values(operations: Operations, whole: frozenset[str]) -> dict[tuple[int, str], Value | None]:
-    """By operation and register, what the register holds once the operation is done; None where it is never divided."""
+    """What each operation's registers hold once it is done, by index and name; None for registers never divided."""
     current: dict[str, Value | None] = dict.fromkeys(whole)
     found: dict[tuple[int, str], Value | None] = {}
     for index, operation in enumerate(operations):
@@ -245,7 +245,7 @@ def _values(operations: Operations, whole: frozenset[str]) -> dict[tuple[int, st
 
 
 def _operands(operation: Operation) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
-    """The registers that an operation reads, and those that it writes."""
+    """The registers that an operation reads, and the registers that it writes."""
     match operation:
         case Attend(out, q, k, v):
             return tuple(each for each in (q, k, v) if each is not None), (out,)
@@ -258,7 +258,7 @@ def _operands(operation: Operation) -> tuple[tuple[Register, ...], tuple[Registe
 
 
 def _sections(operation: Operation, register: Register) -> list[tuple[int, int]]:
-    """How an operation parts the columns of an operand into sections that have numbers of every unit."""
+    """Split the columns of an operand into sections, each with columns of every unit."""
     halves = (isinstance(operation, Activate) and operation.kind.gated and register is operation.x) or (
         isinstance(operation, Regroup) and register is operation.out
     )
@@ -269,7 +269,7 @@ def _sections(operation: Operation, register: Register) -> list[tuple[int, int]]
 
 
 def agree_on_caches(layers: Sequence[Layer]) -> None:
-    """Layers that share a cache divide it alike, or not at all."""
+    """Make layers that share a cache divide it in the same way, or not at all."""
     chains: dict[int, list[tuple[Layer, Chain | None]]] = {}
     for layer in layers:
         for index, operation in enumerate(layer.operations):

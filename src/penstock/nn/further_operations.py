@@ -1,4 +1,4 @@
-"""Operations that few families need (gates, scaling, column reordering, per-head weights), adapters add, or ranks need.
+"""Operations for a few families (gates, scaling, column reordering, per-head weights), for adapters, and for ranks.
 
 Part of the closed set of `nn.operations`, which re-exports them.
 """
@@ -26,12 +26,12 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapt:
-    """Add to `out`, for each row that has an adapter, what the adapter makes of the row of `x`; see `nn.adapters`.
+    """Add to `out` the adapter's update for each row of `x` that has an adapter; see `nn.adapters`.
 
-    It follows the projection that writes `out`, and is only in programs that take adapters.
+    Follows the projection that writes `out`, and occurs only in programs that take adapters.
 
     Attributes:
-        site: which of the projections that take adapters this is, from 0.
+        site: index of the projection among all that take adapters, from 0.
         modules: the modules that the columns of `out` belong to, in order.
     """
 
@@ -49,10 +49,10 @@ class Adapt:
 class AllReduce:
     """`out = x` summed over the ranks that compute a divided program, or added to `out`; see `nn.rank_group`.
 
-    It follows the operation that writes `x`, and is only in programs that are divided (`nn.dividing`).
+    Follows the operation that writes `x`, and occurs only in divided programs (`nn.dividing`).
 
     Attributes:
-        x: float32, whatever else has the activations' dtype.
+        x: always float32, even if other registers have the activations' dtype.
     """
 
     out: Register

@@ -1,7 +1,7 @@
 """Turns a causal model's program into a bidirectional one: what `is_causal: false` in a config means.
 
 Decides how windows change: as in transformers (`create_bidirectional_sliding_window_mask`), a token sees `window`
-positions on either side of its own, whereas a causal one sees `window` positions including its own. Knows no family.
+positions on either side of its own, but in a causal model `window` positions including its own. Knows no family.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hands a program over to `native/executor.cpp`, operation by operation.
+"""Builds the compiled program for `native/executor.cpp`, operation by operation.
 
 Decides which neighbours are fused (`lowering`), where registers lie in scratch memory, and which of them are bfloat16.
 """

@@ -2,8 +2,8 @@
 
 A model is described once, as a tuple of these (`nn.program`). Nothing is computed here: `nn.reference` computes each of
 them with torch, `nn.compiled` hands them to the compiled kernels, `nn.cost` adds up what they read and multiply. A new
-operation is a class here, a line in each of these readers, and a struct in `native/program.h`. Operations that carry
-state are in `nn.recurrent_operations`, those that few families need in `nn.further_operations`.
+operation needs a class here, a case in each of these readers, and a struct in `native/program.h`. Operations that
+carry state are in `nn.recurrent_operations`, operations that few families need in `nn.further_operations`.
 
 Operands are registers (`nn.register`), which hold what earlier operations wrote.
 """
@@ -115,8 +115,8 @@ class Embed:
     Attributes:
         table: `[V, H]`.
         of_positions: index by the token's position, not by its id.
-        first: of a table that holds some rows of a divided vocabulary, the first of them; other rows are zeros. None
-            for a whole table.
+        first: token id of the table's first row, if the table holds only some rows of a divided vocabulary; other rows
+            are zeros. None for a whole table.
     """
 
     out: Register
@@ -135,7 +135,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """`out = norm(x)`, or added to `out`; over all columns of `x`.
+    """`out = norm(x)` over all columns of `x`, or added to `out`.
 
     Attributes:
         weight: `[width]`.
@@ -162,8 +162,8 @@ class Linear:
     Attributes:
         weight: `[N, K]`.
         bias: `[N]` or None.
-        modules: the checkpoint's modules that its outputs belong to, in order, by which adapters name them; () for a
-            projection that takes no adapter.
+        modules: the checkpoint's modules that the outputs belong to, in order; adapters refer to modules by these
+            names. () for a projection that takes no adapter.
     """
 
     out: Register

@@ -27,7 +27,7 @@ PARTIAL = "partial"
 """The register of a rank's part of a sum, which an `AllReduce` reads."""
 
 TAPS = "taps"
-"""The register of what a program hands out beside its result."""
+"""The register of hidden states that a program hands out besides its result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,8 +57,8 @@ class Program:
         caches: specs of the KV caches, indexed as operations name them; layers may share one.
         states: specs of the recurrent states, indexed as operations name them.
         given: registers besides the stream that the caller fills, and that operations may overwrite.
-        taps: a register of hidden states that the caller owns and layers fill; None if nobody reads any.
-        predictor: predicts a second token, if the checkpoint can and it is wanted.
+        taps: a register of hidden states that the caller owns and layers fill; None if none are read.
+        predictor: predicts a second token; None if the checkpoint cannot, or if it is not wanted.
     """
 
     shape: ModelShape
@@ -118,7 +118,7 @@ class Program:
 def tapping(program: Program, layers: Sequence[int]) -> Program:
     """The same program, which also hands out what each of `layers` reads, side by side in this order.
 
-    The number after the last layer's stands for what the last norm reads.
+    The index after the last layer's stands for what the last norm reads.
     """
     width = program.stream.width
     taps = Register(TAPS, len(layers) * width)
@@ -133,17 +133,17 @@ def tapping(program: Program, layers: Sequence[int]) -> Program:
 class Predictor:
     """Predicts the token after the next from hidden states of the model.
 
-    At position `p` it is given what the model computed there, and the token at `p + 1`; its logits are of the token at
-    `p + 2`. It has a KV cache of its own, one entry a position. Multi-token prediction, as DeepSeek-V3 describes it
+    At position `p` it is given what the model computed there, and the token at `p + 1`; its logits are for the token at
+    `p + 2`. It has a KV cache of its own, one entry per position. Multi-token prediction, as DeepSeek-V3 describes it
     (2024, section 2.2), reads the model's result. EAGLE-3 (Li et al. 2025) reads the taps of a `tapping` program.
 
     Attributes:
         table: `[V, H]`, the embedding of the token at `p + 1`.
         program: its given register is `[embedding | hidden state]` of a position, `2 * H` wide. Its taps, or its result
             if it has none, are the hidden state for the next position, if the model has not computed that.
-        joined: `[H, taps]`, makes a hidden state of the model's taps; None if it is the model's result.
+        joined: `[H, taps]`, projects the model's taps to a hidden state; None if that is the model's result.
         joined_bias: `[H]`, or None.
-        vocabulary: `[outputs of the head]` int64, which tokens its logits are of; None for all, in order.
+        vocabulary: `[outputs of the head]` int64, the token of each logit; None for all tokens, in order.
     """
 
     table: Weight

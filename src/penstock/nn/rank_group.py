@@ -1,7 +1,7 @@
-"""What a divided program asks of the ranks that compute it together: everybody's part of a result, in order of ranks.
+"""What a divided program asks of the ranks that compute it together: every rank's part of a result, in order of ranks.
 
-Decides how parts become one result: sums are float32 and in order of ranks, so that every rank has the same bits, and a
-step the same ones whatever else is in it. Does not know processes or how parts travel.
+Decides how parts become one result: sums are float32 and in order of ranks, so that every rank gets the same bits, and
+a token's bits do not depend on what else is in the step. Does not know processes or how parts travel.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class RankGroup(Protocol):
     """Ranks that compute the same steps, each with its share of the weights.
 
     Attributes:
-        rank: which of them this is, from 0.
-        size: how many there are.
+        rank: index of this rank, from 0.
+        size: number of ranks.
     """
 
     rank: int
     size: int
 
     def gather(self, part: Tensor) -> Tensor:
-        """Every rank's part, `[size, *part.shape]`, in order of ranks; each calls it, with a part of the same shape.
+        """Every rank's part, `[size, *part.shape]`, in order of ranks; all ranks call it, with parts of the same shape.
 
         Args:
             part: float32, contiguous.
@@ -53,7 +53,7 @@ def joined_logits(group: RankGroup, part: Tensor, vocab_size: int) -> Tensor:
 
     Args:
         group: the ranks.
-        part: `[S, W]` float32, this rank's share of them.
+        part: `[S, W]` float32, this rank's share of the logits.
         vocab_size: V.
     """
     widths = [len(vocabulary_share(vocab_size, rank, group.size)) for rank in range(group.size)]

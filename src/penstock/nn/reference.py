@@ -1,4 +1,4 @@
-"""Runs a program one operation at a time on any backend; on torch's, the golden reference for every other executor.
+"""Runs a program one operation at a time on any backend; with torch's, it is the golden reference for others.
 
 Decides how operations become backend calls. Knows no family, no cache and no batch.
 """
@@ -59,7 +59,7 @@ class ReferenceExecutor:
     def __init__(self, program: Program, dtype: torch.dtype, backend: Backend, group: RankGroup | None = None) -> None:
         self.program = program
         self._group = group
-        self._adapted_program: Program | None = None  # made when the first adapter comes
+        self._adapted_program: Program | None = None  # made for the first step with adapters
         self.dtype = dtype
         self.backend = backend
 
@@ -81,7 +81,7 @@ class ReferenceExecutor:
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
         """See `CausalLM.forward_given`."""
-        nothing = positions[:0]  # no operation looks tokens up
+        nothing = positions[:0]  # no operation looks up tokens
         return self._walk({self.program.given[0].name: given.to(self.dtype)}, nothing, positions, attend, taps)
 
     def _walk(
@@ -168,7 +168,7 @@ class _Walk:
                 if rotated is not heads:
                     self._write(x, rotated.flatten(1))
             case Experts(out, x, logits, stack, spec, kind, bias, adds):
-                if out.name == PARTIAL:  # experts answer in the dtype of what they are added to
+                if out.name == PARTIAL:  # experts return the dtype of their residual
                     self._registers[PARTIAL], adds = (
                         self._read(x).new_zeros(self._read(x).shape, dtype=torch.float32),
                         True,
@@ -210,7 +210,7 @@ class _Walk:
                 self._write(x, (wide * factor).to(wide.dtype))
             case Regroup(out, x, groups):
                 regrouped = self._read(x).unflatten(1, (groups, 2, -1)).transpose(1, 2).flatten(1)
-                self._write(out, regrouped.clone() if groups == 1 else regrouped)  # which would be a view of `x`
+                self._write(out, regrouped.clone() if groups == 1 else regrouped)  # not a view of `x`
 
     def _all_reduce(self, out: Register, x: Register, *, adds: bool) -> None:
         assert self._group is not None, "a divided program is computed by a group of ranks"
@@ -219,7 +219,7 @@ class _Walk:
         self._write(out, total.to(self._dtype))
 
     def _adapt(self, by: Adapt) -> None:
-        """Add what each adapter makes of its tokens, group by group."""
+        """Add each adapter's update to its tokens, group by group."""
         x, out = self._read(by.x), self._read(by.out)
         for first, end, adapter in self._adapted:
             update = adapter.updates.get(by.site)
@@ -263,7 +263,7 @@ class _Walk:
         return None if register is None else self._read(register)
 
     def _write(self, register: Register, value: Tensor, *, adds: bool = False) -> None:
-        """Write columns of an existing register, or replace a whole register, whose width may change; but taps stay."""
+        """Write columns of an existing register, or replace a whole one, whose width may change; taps are kept."""
         if adds:
             value = self._read(register) + value
         if register.is_part or register.name == TAPS:
@@ -273,7 +273,7 @@ class _Walk:
 
 
 def embedded(backend: Backend, by: Embed, token_ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """What an `Embed` looks up, `[T, H]`; zeros for tokens whose rows another rank has."""
+    """Look up the rows of an `Embed`, `[T, H]`; zeros for tokens whose rows another rank holds."""
     ids = positions if by.of_positions else token_ids
     if by.first is None:
         rows = backend.embedding(ids, by.table, dtype)
@@ -292,7 +292,7 @@ def _norm(backend: Backend, kind: NormKind, x: Tensor, weight: Tensor, bias: Ten
 
 
 def head_logits(backend: Backend, head: Head, hidden: Tensor) -> Tensor:
-    """Map `[S, H]` to `[S, V]` float32 logits, unrounded where the weight's form allows: rounding would make ties."""
+    """Map `[S, H]` to `[S, V]` float32 logits, unrounded where the weight's form allows: rounding would create ties."""
     logits = backend.linear(hidden, head.weight, out_dtype=torch.float32)
     if head.scale != 1.0:
         logits = logits * head.scale

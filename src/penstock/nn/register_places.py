@@ -1,9 +1,9 @@
 """Register allocation: areas of scratch shared by registers with disjoint live ranges, and the dtype of each register.
 
 Each layer may overwrite the same name; every such write begins a new live range (`_Life`). Inputs of projections with
-bfloat16 weights are bfloat16, because they are multiplied as such; queries, keys and values have the model's dtype; all
-else is float32. Adapters, which read what a projection reads and add to what it writes, have no say in this: a register
-has one dtype with them and without.
+bfloat16 weights are bfloat16, because they are multiplied as such; queries, keys and values have the model's dtype;
+everything else is float32. Adapters, which read a projection's input and add to its output, do not change this: a
+register has the same dtype with and without them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _FIXED = {STREAM: 0, OUT: 1}
 class Place(NamedTuple):
     """Width, dtype and area of a register during one live range.
 
-    `product` says whether a product or attention writes it. The threads of a team share such a register and have each
-    of the others for themselves (`native/team.h`), so that one register cannot be both at different times.
+    `product` says whether a product or attention writes the register. The threads of a team share such registers, and
+    each has its own copy of all others (`native/team.h`), so a register cannot change from one kind to the other.
     """
 
     width: int
@@ -66,7 +66,7 @@ class Places:
         return sorted({_place(life) for lives in self._lives.values() for life in lives}, key=str)
 
     def resolve(self, numbers: dict[Place, int], inputs: Mapping[str, int]) -> Callable[[int, str], int]:
-        """Make the function from an operation's index and a name to a register number; `inputs` have theirs already."""
+        """Make the function from an operation's index and a name to a register number; `inputs` already have theirs."""
         fixed = {**_FIXED, **inputs}
 
         def number(index: int, name: str) -> int:
@@ -117,7 +117,7 @@ def _lives(operations: Sequence[Lowered], owned: Container[str]) -> dict[str, li
 
 
 def _is_product(operation: Lowered, written: Register) -> bool:
-    """Whether a team shares out what `operation` writes there; no team computes programs with other products."""
+    """Whether a team's threads divide the work of writing `written`; no team computes programs with other products."""
     if isinstance(operation, Attended):
         return written.name != operation.rotated.name
     return isinstance(operation, Linear | Gated)

@@ -49,7 +49,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept, those between interpolated.
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high ones kept, the rest interpolated.
 
     Attributes:
         low_freq_factor: frequencies whose wavelength exceeds `original_positions / low_freq_factor` are divided in
@@ -97,7 +97,7 @@ class FrequencyFactors:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """Rotates only the fastest pairs of a head, at the frequencies they have if all rotate: Gemma 4's `proportional`.
+    """Rotates only a head's fastest pairs, at the frequencies they would have if all rotated: Gemma 4's `proportional`.
 
     The other pairs carry no position.
 
@@ -117,10 +117,10 @@ class ProportionalScaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3.2): high frequencies are kept, low ones divided, those between interpolated.
+    """YaRN (Peng et al. 2023, section 3.2): high frequencies are kept, low ones divided, the rest interpolated.
 
     Attributes:
-        theta: base of the frequencies; determines which of them are low.
+        theta: base of the frequencies; determines which frequencies are low.
         factor: divisor of the low frequencies.
         original_positions: pretraining context length.
         fast: pairs that make more turns than this within the pretraining context are kept (`beta_fast`).

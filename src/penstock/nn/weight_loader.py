@@ -58,7 +58,7 @@ class WeightLoader(Protocol):
         ...
 
     def take_router(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The router weight `[E, H]`, by which tokens choose experts: a projection never rounded below the dtype."""
+        """The router weight `[E, H]`, which scores experts for tokens: a projection never rounded below the dtype."""
         ...
 
     def take_stack(
@@ -119,7 +119,7 @@ class PartLoader:
 
     Args:
         weights: the loader of the whole checkpoint.
-        prefixes: maps the beginning of a name to what the checkpoint has in its place; the first match applies.
+        prefixes: maps a prefix of names to the prefix that the checkpoint has in its place; the first match applies.
     """
 
     def __init__(self, weights: WeightLoader, prefixes: Mapping[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Writes a model as a Hugging Face directory: its projections as compressed-tensors integers, or as plain numbers.
 
 Decides what goes into the directory: the tensors under their own names, `config.json` with its dtype and quantisation
-entries updated, and every other small file unchanged, since tokenizer, template and pooling are there. A repository's
-code is not copied.
+entries updated, and every other small file unchanged, since these files hold tokenizer, template and pooling. A
+repository's code is not copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the processes that share a model's weights on one host, and how they compute together."""
+"""Tensor parallelism: the processes that divide a model's weights on one host, and how they compute together."""
 
 from penstock.ranks.divided_model import DividedModel
 from penstock.ranks.follower import Share, follow

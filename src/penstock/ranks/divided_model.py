@@ -1,4 +1,4 @@
-"""Rank 0's model: it has the other ranks compute with it whatever it is asked to compute."""
+"""Rank 0's model: has the other ranks compute with it whatever it is asked to compute."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DividedModel:
             return self._own.forward(token_ids, positions, attend, adapted, taps)
 
     def forward_given(self, given: Tensor, positions: Tensor, attend: Attend, taps: Tensor | None = None) -> Tensor:
-        """Never called: what is given a register predicts for another program, and is not divided."""
+        """Never called: only a predictor is given a register in place of token ids, and predictors are not divided."""
         raise NotImplementedError("a divided model looks its tokens up")
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class DividedModel:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What is broken off inside leaves the others at another place, so it is the end of the group."""
+        """End the group if the block inside raises: the other ranks would be at a different point of the step."""
         try:
             yield
         except BaseException as error:

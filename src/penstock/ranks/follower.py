@@ -1,6 +1,6 @@
-"""A rank other than the first: it computes what rank 0 says, with its own share of weights, keys and values.
+"""A rank other than rank 0: it computes what rank 0 orders, with its own share of weights, keys and values.
 
-Knows neither scheduling nor sampling. When rank 0 is gone it ends at once, even in the middle of a step.
+Knows neither scheduling nor sampling. When rank 0 is gone, it ends at once, even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Share(Protocol):
 
     @property
     def model(self) -> CausalLM:
-        """Computes with the other ranks."""
+        """The share's model, which computes with the other ranks."""
         ...
 
     @property
     def backend(self) -> Backend:
-        """What it computes on."""
+        """The backend that it computes with."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class Share(Protocol):
         ...
 
     def state_store(self, num_slots: int, checkpoints: int, spares: int = 0) -> StateStore | None:
-        """Memory for recurrent state; None for a model without."""
+        """Memory for recurrent state; None for a model without recurrent state."""
         ...
 
 
@@ -61,7 +61,7 @@ def follow(
     """Load a share and carry out orders until rank 0 is gone.
 
     Args:
-        connection: to rank 0.
+        connection: the connection to rank 0.
         load: loads the share that the first order names, to compute in the group; raises SetupError.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the engine, which ends rank 0 itself
@@ -95,7 +95,7 @@ class _Follower:
         self._states: dict[int, StateStore] = {}
 
     def carry_out(self, connection: Connection[messages.Order], group: GlooGroup, order: messages.Order) -> None:
-        """Carry out an order; what raises here ends the process, and with it the group."""
+        """Carry out an order; an exception here ends the process, and with it the group."""
         match order:
             case messages.Join(file):
                 group.join(Path(file))

@@ -1,7 +1,7 @@
-"""Parts of sums between the ranks of one host, through torch.distributed over gloo.
+"""Exchanges parts of sums between the ranks of one host, with torch.distributed over gloo.
 
-Decides how ranks meet: by a file in a folder that their user alone can enter, and over the loopback interface. So no
-port is open to anybody else. A process belongs to one group at a time.
+Decides how ranks meet: through a file in a folder that only their user can enter, and over the loopback interface. So
+no other host can connect to a rank. A process belongs to one group at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.contract.errors import EngineFault
 __all__ = ["GlooGroup"]
 
 _SECONDS = timedelta(seconds=120)
-"""How long a rank waits for the others. One that is gone is noticed at once; this is for one that hangs."""
+"""How long a rank waits for the others. A rank that is gone is noticed at once; this is for a rank that hangs."""
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -30,7 +30,7 @@ class GlooGroup:
 
     Args:
         rank: which rank this process is, from 0.
-        size: how many there are.
+        size: how many ranks there are.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -39,13 +39,13 @@ class GlooGroup:
         self._joined = False
 
     def join(self, file: Path) -> None:
-        """Meet the other ranks, which all call this; returns when all are there.
+        """Meet the other ranks, which all call this too; returns when all have.
 
         Args:
-            file: does not exist yet, in a folder that the ranks can enter.
+            file: a path that does not exist yet, in a folder that the ranks can enter.
 
         Raises:
-            EngineFault: they did not all come in time.
+            EngineFault: not all ranks came in time.
         """
         os.environ["GLOO_SOCKET_IFNAME"] = _LOOPBACK
         try:
@@ -60,7 +60,7 @@ class GlooGroup:
         gathered = torch.empty((self.size, *part.shape), dtype=part.dtype)
         gathered[self.rank] = part
         others = [rank for rank in range(self.size) if rank != self.rank]
-        try:  # each with each, which takes less time than gloo's own gather
+        try:  # each rank with each other one, which is faster than gloo's own gather
             works = [dist.irecv(gathered[rank], rank) for rank in others]
             works += [dist.isend(part, rank) for rank in others]
             for work in works:

@@ -1,7 +1,7 @@
 """What rank 0 tells the other ranks, as MessagePack: plain values, so that no message can inject code.
 
-Tensors are their bytes. Only `Load` and `Join` are answered; all others are carried out in order, and a rank that
-cannot do so ends.
+Tensors are sent as their bytes. Only `Load` and `Join` are answered; all orders are carried out in order, and a rank
+that cannot carry one out ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Array:
-        """A CPU tensor of one of these dtypes."""
+        """The message with a CPU tensor of one of these dtypes."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         flat = torch.empty(
             tensor.numel(), dtype=tensor.dtype
@@ -70,13 +70,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Meet the other ranks by this file. Answered by `Joined`."""
+    """Meet the other ranks through this file. Answered by `Joined`."""
 
     file: str
 
 
 class MakeKv(msgspec.Struct, frozen=True, tag=True):
-    """Make a KV store, with this number."""
+    """Make a KV store, and give it this number."""
 
     number: int
     num_blocks: int
@@ -84,7 +84,7 @@ class MakeKv(msgspec.Struct, frozen=True, tag=True):
 
 
 class MakeStates(msgspec.Struct, frozen=True, tag=True):
-    """Make memory for recurrent states, with this number."""
+    """Make memory for recurrent states, and give it this number."""
 
     number: int
     slots: int
@@ -93,13 +93,13 @@ class MakeStates(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Forget the store of this number."""
+    """Free the store with this number."""
 
     number: int
 
 
 class CopyState(msgspec.Struct, frozen=True, tag=True):
-    """Copy what is in a place of the states of this number to others."""
+    """In the states with this number, copy what is in one place to others."""
 
     number: int
     source: int
@@ -111,7 +111,7 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         kv: number of the KV store.
-        states: number of the states; -1 for a model without.
+        states: number of the states; -1 for a model without states.
         runs: the three fields of the step's `StateRuns`; () without states.
     """
 

@@ -1,8 +1,8 @@
-"""The processes of the ranks behind rank 0, as rank 0 sees them: started, told what to compute, and lost together.
+"""The processes of the other ranks, as rank 0 sees them: it starts them, gives them orders, and loses them together.
 
-Decides that the end of one rank is the end of all: what it held of keys and values is gone, and the others wait for its
+Decides that the end of one rank is the end of all: its share of keys and values is gone, and the others wait for its
 part of a sum. In a runner's process, rank 0 then ends as the lost rank did, so that the engine sees how, and starts
-everything anew (ADR 25). Elsewhere, what is told after that raises.
+everything anew (ADR 25). Elsewhere, every later order raises.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from penstock.remote import Closed, Connection
 __all__ = ["RankProcesses"]
 
 _END_SECONDS = 1.0
-"""Time for a lost rank's exit status, which the system may tell a little later than its connection."""
+"""How long to wait for a lost rank's exit status, which may come a little after its connection closes."""
 
 log = logging.getLogger(__name__)
 
 
 class RankProcesses:
-    """The other ranks of a group. Told by one thread; a thread of its own notices when one is lost.
+    """The other ranks of a group. One thread gives orders; a thread of its own notices when a rank is lost.
 
-    They load their shares at once; call `await_loaded` and `join` in this order before anything is told.
+    The ranks start to load their shares at once; call `await_loaded` and `join`, in this order, before `tell`.
 
     Args:
         program: the command line of a rank; the descriptor of its connection is appended.
-        config: the operator's options; `tensor_parallel` says how many ranks there are.
+        config: the operator's options; `tensor_parallel` is the number of ranks.
         model: path of the model's files.
 
     Attributes:
@@ -63,8 +63,8 @@ class RankProcesses:
         self._lock = threading.Lock()
         self._reason = ""
         self._number = 0
-        self._numbers: dict[int, int] = {}  # of stores, by the id of their tensors
-        self._dropped: deque[tuple[int, int]] = deque()  # stores that are gone, and that nobody was told of
+        self._numbers: dict[int, int] = {}  # numbers of stores, by the id of their tensors
+        self._dropped: deque[tuple[int, int]] = deque()  # stores that are gone, still to be reported
         self._ranks = [_Rank(program) for _ in range(1, config.tensor_parallel)]
         config = replace(config, model=str(model))
         for rank, each in enumerate(self._ranks, start=1):
@@ -79,7 +79,7 @@ class RankProcesses:
         """Wait until every rank has loaded its share.
 
         Raises:
-            SetupError: one cannot, or ended.
+            SetupError: a rank cannot load its share, or ended.
         """
         found = []
         for rank, each in enumerate(self._ranks, start=1):
@@ -96,10 +96,10 @@ class RankProcesses:
         """Have all ranks meet.
 
         Raises:
-            SetupError: one ended.
-            EngineFault: they did not meet.
+            SetupError: a rank ended.
+            EngineFault: the ranks did not meet.
         """
-        folder = tempfile.mkdtemp(prefix="penstock-ranks-")  # which nobody else can enter
+        folder = tempfile.mkdtemp(prefix="penstock-ranks-")  # no other user can enter it
         try:
             file = Path(folder) / "meeting"
             for each in self._ranks:
@@ -113,10 +113,10 @@ class RankProcesses:
         self._watcher.start()
 
     def tell(self, order: messages.Order) -> None:
-        """Tell every rank to do something.
+        """Give every other rank an order.
 
         Raises:
-            EngineFault: one is gone.
+            EngineFault: a rank is gone.
         """
         while self._dropped:
             key, number = self._dropped.popleft()
@@ -132,7 +132,7 @@ class RankProcesses:
                 raise EngineFault(self.lose(f"a rank is gone: {error}")) from error
 
     def mirror_kv(self, kv: KVStore) -> None:
-        """Have the other ranks make a store like this one, to be used with it."""
+        """Have the other ranks make a store like this one, which is used together with it."""
         number = self._numbered(kv, kv.keys)
         self.tell(messages.MakeKv(number, kv.num_blocks, kv.block_size))
 
@@ -201,7 +201,7 @@ class RankProcesses:
         self.lose("a rank is gone")
 
     def _first_status(self) -> int | None:
-        """How the rank that is gone ended; None if none has, or none tells."""
+        """How the rank that is gone ended; None if none has ended, or it is unknown."""
         for each in self._ranks:
             try:
                 each.process.wait(_END_SECONDS / len(self._ranks))
@@ -239,7 +239,7 @@ def _how(status: int | None) -> str:
 
 
 def _end_alike(status: int | None) -> None:
-    """End this process as another one has ended."""
+    """End this process in the same way as another one has ended."""
     if status is not None and status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status if status is not None and status > 0 else 1)

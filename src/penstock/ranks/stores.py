@@ -1,4 +1,4 @@
-"""Recurrent state of which every rank has a share: what rank 0 does to places, the others do too."""
+"""Recurrent state of which every rank has a share: when rank 0 copies places, the other ranks do too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MirroredStates(StateStore):
     """A `StateStore` of rank 0; arguments as there.
 
     Attributes:
-        copied: called with a place and those that it was copied to, outside the model.
+        copied: called when a place was copied outside the model, with the place and the places that it was copied to.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The process that computes, or forks those that do: it carries out orders one by one until its connection closes.
+"""The process that computes, or forks processes that do: it carries out orders one by one until its connection closes.
 
 Knows neither models nor kernels: a function that it is given builds the runner. A step that raises is reported, and the
 process goes on. When the engine's process ends, this one ends at once, even in the middle of imports or of a step.
@@ -35,7 +35,7 @@ class ClosableRunner(Runner, Protocol):
     """A runner that may have something to save when it ends, and whose model may be adapted."""
 
     def load_adapter(self, name: str, path: str, digest: str = "") -> AdapterFacts:
-        """As `AdaptingRunner.load_adapter`; refuses an adapter of another digest than this one, unless it is ""."""
+        """As `AdaptingRunner.load_adapter`; refuses an adapter with a digest other than `digest`, unless that is ""."""
         ...
 
     def unload_adapter(self, name: str) -> None:
@@ -50,7 +50,7 @@ class ClosableRunner(Runner, Protocol):
 Build = Callable[
     [messages.Load, Callable[[str], None], Callable[[ModelFacts], None]], tuple[ClosableRunner, RunnerFacts]
 ]
-"""Loads a model; reports each line of the start report, and once what the model's files say. Raises SetupError."""
+"""Loads a model; reports each line of the start report, and, once, what the model's files say. Raises SetupError."""
 
 
 Prepare = Callable[[], tuple[Build, Profiler]]
@@ -85,7 +85,7 @@ def serve_orders(connection: Connection[messages.Order], prepare: Prepare) -> No
 def _fork_as_told(connection: Connection[messages.Order], order: messages.Order) -> Connection[messages.Order]:
     """Act as a zygote: returns in each forked process, with that process's connection to the engine.
 
-    Call only while there is no other thread: a lock that it held would never be released in the forked process.
+    Call only while this process has no other thread: a lock held by one would never be released in the forked process.
     """
     _call_itself("penstock-zygote")
     while True:

@@ -1,7 +1,7 @@
 """One end of the connection between an engine and its runner's process: sends and receives values.
 
 A message is its length in four bytes, little-endian, and then a value as MessagePack. Received values are checked
-against their type. A malformed message counts as the end of the connection, because nobody can tell where the next one
+against their type. A malformed message counts as the end of the connection, because it is unknown where the next one
 would begin. A socket can be passed along with a message.
 """
 
@@ -40,7 +40,7 @@ class Connection(Generic[_Received]):
         self._decoder: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(received)
         self._encoder = msgspec.msgpack.Encoder()
         self._sockets: list[socket.socket] = []  # received, but not taken yet
-        self._held = bytearray()  # of an incomplete message, so that a timeout loses nothing
+        self._held = bytearray()  # bytes of an incomplete message, so that a timeout loses nothing
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -96,7 +96,7 @@ class Connection(Generic[_Received]):
         return self._sockets.pop(0)
 
     def close(self) -> None:
-        """Close the socket, and those received but not taken."""
+        """Close the socket, and sockets that were received but not taken."""
         for each in (self._stream, *self._sockets):
             each.close()
 

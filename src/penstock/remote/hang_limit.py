@@ -1,7 +1,7 @@
 """How long a step may take before it counts as hung: a few times as long as earlier steps, but at least some seconds.
 
-Counts positions: a step is expected to take at most the longest time per position so far, times its own positions.
-Steps get slower as the context that they attend to grows, but little from one to the next.
+A step is expected to take at most the longest time per position so far, times its own number of positions.
+Steps get slower as their context grows, but only little from one step to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIRST = 120.0
 
 
 class HangLimit:
-    """Tracks the slowest steps so far. Owned by a runner, or by whoever watches one."""
+    """Tracks the slowest steps so far. Owned by a runner, or by a watchdog."""
 
     def __init__(self) -> None:
         self._longest = 0.0  # seconds of the longest step

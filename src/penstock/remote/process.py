@@ -1,7 +1,7 @@
-"""A runner's process as the engine's process sees it: started, sent orders, waited for, and ended in any state.
+"""A runner's process as the engine's process sees it: starts it, gives it orders, awaits it, and ends it in any state.
 
-Decides that a process which is silent for too long has hung, and whether it was killed from outside. Does not know what
-the messages mean.
+Decides when a silent process counts as hung, and whether a process was killed from outside. Does not know what the
+messages mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.remote.connection import Closed, Connection
 __all__ = ["Handle", "RunnerProcess", "start_program"]
 
 _TURN = 1.0
-"""Seconds of one wait. If it took longer, this process was stopped too, so it still counts as one."""
+"""Seconds of one wait. A longer wait still counts as one: this process must have been stopped meanwhile too."""
 
 _DUMP_SECONDS = 1.0
 """Time for a hung process to dump its stacks."""
@@ -42,7 +42,7 @@ class Handle(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; returns minus a signal, or an exit status, or None if unknown.
+        """Wait for its end; returns minus the signal's number, or the exit status, or None if unknown.
 
         Raises:
             subprocess.TimeoutExpired: it is still running.
@@ -80,7 +80,7 @@ class RunnerProcess:
         return self._status
 
     def identify(self) -> None:
-        """Determine its process id: it has answered, so it exists."""
+        """Determine the process id, once the process has answered and therefore exists."""
         _ = self._handle.pid
 
     def send(self, order: messages.Order, passed: socket.socket | None = None) -> None:
@@ -121,7 +121,7 @@ class RunnerProcess:
                 raise self.lose("is gone") from error
 
     def lose(self, what: str, *, hung: bool = False) -> RunnerLost:
-        """Give the process up: make sure that it ends, and return the error that says how it did."""
+        """Give the process up: make sure that it ends, and return an error that says how it ended."""
         self._lost = True
         self._connection.close()
         if hung:

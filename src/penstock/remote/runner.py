@@ -26,7 +26,7 @@ from penstock.remote.zygote import Nursery, can_fork
 __all__ = ["ProcessRunner"]
 
 _MOST_STARTS = 5
-"""Most processes in a row that may end while they load the model. The engine judges those that end in a step."""
+"""The most processes in a row that may end while they load the model. The engine counts those that end in a step."""
 
 _LOADING_SECONDS = 60.0
 _LOADING_TIMES = 4.0
@@ -36,7 +36,7 @@ _SAVING_SECONDS = 8.0
 """Time for a process to save what must outlive it; its own limit is a few seconds lower."""
 
 _PAUSE = 0.2
-"""Seconds before the second of these starts; doubled before each further one."""
+"""Seconds before the second start in a row; doubled before each further one."""
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class ProcessRunner:
 
     Args:
         program: the command line of the process; the descriptor of its connection is appended.
-        nursery: whose zygote it is forked from, shared with other runners; None for one of its own, if any.
+        nursery: the nursery, shared with other runners, that forks it; None for a zygote of its own, if it gets one.
 
     Attributes:
-        depth: the most plans that may be started and not finished.
+        depth: the most plans that may be started but not finished.
     """
 
     depth = 1
@@ -64,9 +64,9 @@ class ProcessRunner:
         self._program = tuple(program)
         self._hang_limit = HangLimit()
         self._started: StepPlan | None = None
-        self._loading_seconds = 0.0  # of the last process that loaded
+        self._loading_seconds = 0.0  # loading time of the last process
         self._load: messages.Load  # the first order to a process
-        self._adapters: dict[str, AdapterFacts] = {}  # for the next process
+        self._adapters: dict[str, AdapterFacts] = {}  # what the next process loads too
         self._saves = False  # whether a process has something to save when it is closed
         self._shared = nursery is not None
         self._nursery = nursery
@@ -161,7 +161,7 @@ class ProcessRunner:
             try:
                 self._process.send(messages.Reset())
                 while not isinstance(self._process.receive(self._hang_limit.of(plan)), messages.Done):
-                    continue  # a result that nobody waits for
+                    continue  # the result of a step that is no longer wanted
             except RunnerLost as error:
                 log.error("%s", error)
             else:
@@ -191,7 +191,7 @@ class ProcessRunner:
         raise EngineFault("The adapter could not be loaded; the log says why.")
 
     def _load_adapters_again(self) -> None:
-        """Load into a new process what the last one had; requests for an adapter that has changed then fail alone."""
+        """Load into a new process the adapters of the last one. If one has changed, only requests for it fail."""
         for facts in self._adapters.values():
             try:
                 self._order_adapter(messages.LoadAdapter(facts.name, facts.path, facts.digest))
@@ -213,7 +213,7 @@ class ProcessRunner:
             self._let_it_save()
         self._process.close()
         if self._nursery is not None and not self._shared:
-            self._nursery.close()  # last: it knows how the other process ended
+            self._nursery.close()  # last: the zygote knows how the other process ended
 
     def _let_it_save(self) -> None:
         self._saves = False
@@ -223,7 +223,7 @@ class ProcessRunner:
             while not isinstance(answer := self._process.receive(max(1.0, until - time.monotonic())), messages.Done):
                 if isinstance(answer, messages.Failed):
                     log.error("what was to be kept was not saved:\n%s", answer.report)
-                    return  # any other answer is that of a step that nobody waits for
+                    return  # any other answer is from a step that is no longer wanted
         except RunnerLost as error:
             log.warning("what was to be kept was not saved: %s", error)
 
@@ -260,7 +260,7 @@ class ProcessRunner:
         try:
             while isinstance(answer := self._process.receive(limit), messages.Said):
                 announce(answer.line)
-            self._process.identify()  # now, while the zygote, which tells its process id, is there
+            self._process.identify()  # now, while the zygote, which knows its process id, still exists
         except RunnerLost as error:
             raise _lost_early(error) from error
         except BaseException:

@@ -1,6 +1,6 @@
 """The zygote as the engine's process sees it: it has imported what computing needs, and forks the runners' processes.
 
-Runners of several models may share one (`Nursery`), each used by a thread of its own.
+Runners of several models, each with a thread of its own, may share a zygote (`Nursery`).
 Decides that the exit status of a runner is unknown if its zygote is gone too: it then counts as killed from outside.
 """
 
@@ -42,11 +42,11 @@ def can_fork() -> bool:
 
 
 class Nursery:
-    """Forks runners' processes from a zygote, and starts another zygote if that is gone. Used by any thread.
+    """Forks runners' processes from a zygote, and starts another zygote if the first is gone. Used by any thread.
 
     Args:
         program: the command line of a zygote.
-        process: a process of this program that has had no order yet, to begin with; None to start one.
+        process: a process of this program that has had no order yet, to be the first zygote; None to start one.
     """
 
     def __init__(self, program: Sequence[str], process: RunnerProcess | None = None) -> None:
@@ -62,7 +62,7 @@ class Nursery:
     def fork(self) -> RunnerProcess:
         """See `Zygote.fork`."""
         with self._lock:
-            if self._zygote.lost:  # noticed only when it was asked something
+            if self._zygote.lost:  # its end is noticed only when it is sent something
                 self._zygote = Zygote(start_program(self._program))
             return self._zygote.fork()
 
@@ -73,7 +73,7 @@ class Nursery:
 
 
 class Zygote:
-    """One such process; used by any thread.
+    """One zygote; used by any thread.
 
     Args:
         process: a process that has had no order yet.
@@ -81,8 +81,8 @@ class Zygote:
 
     def __init__(self, process: RunnerProcess) -> None:
         self._process = process
-        self._lock = threading.Lock()  # of the connection: answers come in the order of the questions
-        self._unknown: deque[_Forked] = deque()  # forked, or to be forked, and their process ids not received yet
+        self._lock = threading.Lock()  # guards the connection: answers come in the order of the orders
+        self._unknown: deque[_Forked] = deque()  # forked or being forked; process ids not received yet
 
     @property
     def pid(self) -> int:
@@ -110,7 +110,7 @@ class Zygote:
         """Wait for the process id of `forked`.
 
         Args:
-            forked: one that this zygote forks.
+            forked: a process that this zygote forks.
             limit: seconds of silence after which the zygote counts as hung; None for no limit.
 
         Raises:
@@ -121,7 +121,7 @@ class Zygote:
                 self._identify_next(limit)
 
     def status_of(self, pid: int) -> int | None:
-        """How a forked process that has ended did so, as in `Handle.wait`; reaps it. Raises as `identify` does."""
+        """Reap a forked process that has ended; return how, as `Handle.wait`. Raises as `identify` does."""
         with self._lock:
             while self._unknown:
                 self._identify_next(_ANSWER_SECONDS)
@@ -131,7 +131,7 @@ class Zygote:
 
     @property
     def status(self) -> int | None:
-        """How it ended itself, as in `Handle.wait`; None before."""
+        """How the zygote itself ended, as in `Handle.wait`; None before."""
         return self._process.status
 
     def _identify_next(self, limit: float | None) -> None:
@@ -148,11 +148,11 @@ class Zygote:
 class _Forked:
     """The `Handle` of one forked process.
 
-    The zygote reports the process id after the fork; if the zygote ends before, its end counts as the process's end. It
-    reaps the process only when asked how it ended, so that the process id is not reused before.
+    The zygote reports the process id after the fork; if the zygote ends first, its end counts as the process's end. It
+    reaps the process only when asked how the process ended, so that the process id is not reused before that.
 
     Args:
-        zygote: is told to fork the process.
+        zygote: the zygote that forks the process.
     """
 
     def __init__(self, zygote: Zygote) -> None:
@@ -167,7 +167,7 @@ class _Forked:
         return self._pid != 0
 
     def be(self, pid: int) -> None:
-        """It has this process id."""
+        """Take the process id that the zygote reported."""
         with suppress(ProcessLookupError):
             self._descriptor = os.pidfd_open(pid)
         self._pid = pid

@@ -1,7 +1,7 @@
-"""Chat templates, which are programs, run in worker processes with budgets of CPU time and memory.
+"""Runs chat templates, which are programs, in worker processes with budgets of CPU time and memory.
 
-`Renderer` sends orders to the workers, whose program is `worker`; `language` is what templates are written in. Only the
-workers load Jinja, and nothing here knows messages or tokens.
+`Renderer` sends orders to the workers, whose program is `worker`; `language` defines the language of templates. Only
+the workers load Jinja, and nothing here knows messages or tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The language of chat templates: Jinja with the settings and functions that templates are written for.
 
 These are the ones that transformers documents: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain
-`tojson`, `generation` blocks; no attribute outside the sandbox. CPU time and memory are not bounded here, because
+`tojson`, `generation` blocks, and no attribute outside the sandbox. CPU time and memory are not bounded here, because
 operators, methods and filters can build a huge value in too many ways: the process's limits bound them.
 """
 
@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 __all__ = ["CannotCompile", "CannotRender", "Template"]
 
-_MOST_WORDS = 400  # in characters: a template may put whole messages into its complaint
+_MOST_WORDS = 400  # in characters: a template may put whole messages into its error
 
 # Besides Jinja's own errors, what a template raises for a conversation it was not written for.
 _FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
@@ -62,15 +62,15 @@ class Template:
         self.declared = frozenset(declared - environment.globals.keys())
 
     def render(self, given: Mapping[str, Any], most_chars: int, now: datetime) -> str:
-        """What the template writes.
+        """Return what the template writes.
 
         Args:
             given: the template's variables.
-            most_chars: how much it may write.
-            now: the time that `strftime_now` tells.
+            most_chars: how many characters it may write.
+            now: the time that `strftime_now` formats.
 
         Raises:
-            CannotRender: the template refuses, fails, or writes more.
+            CannotRender: the template refuses, fails, or writes more than `most_chars`.
         """
         self._now = now
         pieces, size = [], 0

@@ -1,7 +1,7 @@
-"""Has chat templates compiled and rendered in worker processes.
+"""Compiles and renders chat templates in worker processes.
 
-Sets what a rendering may take: a fixed CPU time for the template of the model's authors, and more in proportion to what
-the caller sent. A process has one `Renderer` for all models that it serves, because a worker knows no model.
+Sets the CPU time of a rendering: a fixed part for the template, which the model's authors wrote, and a part in
+proportion to what the caller sent. One `Renderer` per process serves all its models, because workers know no model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["COMPILE_SECONDS", "MEMORY_BYTES", "Renderer", "TemplateFault", "Temp
 MEMORY_BYTES = 256 * 1024 * 1024
 """Address space beyond what a worker needs for itself."""
 COMPILE_SECONDS = 2.0
-"""CPU time to compile a template; before each rendering too, because a new worker has compiled none."""
+"""CPU time to compile a template; allowed before each rendering too, because a new worker has compiled none."""
 SECONDS = 0.25
-"""CPU time for a rendering; usual ones take a thousandth of that."""
+"""CPU time for a rendering; a usual one takes a thousandth of that."""
 SECONDS_PER_CHAR = 0.25e-6
 """CPU time added for each character that may be written; their number grows with what the caller sent."""
 WALL_SECONDS = 20.0
@@ -91,18 +91,18 @@ class Renderer:
         return frozenset(answer["declared"])
 
     def render(self, source: str, given: Mapping[str, Any], most_chars: int, now: datetime, key: str = "") -> str:
-        """What a template writes.
+        """Return what a template writes.
 
         Args:
             source: the source of a template that `declared` has accepted.
             given: the template's variables, JSON values.
-            most_chars: how much it may write.
-            now: the time that `strftime_now` tells.
-            key: the tenant on whose behalf; "" for none.
+            most_chars: how many characters it may write.
+            now: the time that `strftime_now` formats.
+            key: the tenant that the rendering is for; "" for none.
 
         Raises:
             TemplateRefusal: the template refuses, fails, or takes or writes more than it may.
-            Overloaded: too many wait, or the wait took too long.
+            Overloaded: too many renderings wait, or the wait took too long.
             Unavailable: two workers were lost, or none can be started.
         """
         seconds = SECONDS + SECONDS_PER_CHAR * most_chars

@@ -1,7 +1,7 @@
-"""Which replica of a fleet gets a request: the one that holds the beginning of its prompt, unless others are freer.
+"""Decides which replica of a fleet gets a request: one that holds a prefix of its prompt, unless others are freer.
 
-Pure: no clock, no network, no thread, no prompt text. Whoever carries requests tells the router what replicas report,
-what it sent and what ended. Uses the standard library alone.
+Pure: no clock, no network, no thread, no prompt text. The code that carries requests tells the router what replicas
+report, what it sent and what ended. Uses the standard library alone.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Which replicas were sent which beginnings of prompts: a bounded index of block keys.
+"""Which replicas were sent which prefixes: a bounded index of block keys.
 
-A key names a block and all before it, so one look says who was sent a whole beginning. Not every length is indexed: all
-up to 32 blocks, then lengths that are multiples of a power of two, 16 to 32 of them between a length and its double. So
-a prompt of any length costs at most some hundred looks, and a beginning is found to within a sixteenth of its length.
+A key names a block and all blocks before it, so one lookup tells which replicas were sent a whole prefix. Not every
+length is indexed: all lengths up to 32 blocks, then multiples of a power of two, 16 to 32 between a length and its
+double. So a prompt of any length costs at most a few hundred lookups, and a prefix is found to within a sixteenth of
+its length.
 
-What a replica has dropped from its cache since is not known here: the index says where a beginning was, and what was
-not used for longest is forgotten first.
+The index does not know what a replica has since dropped from its cache: it says where a prefix was. The least recently
+used keys are forgotten first.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _LENGTHS = tuple(length for octave in range(21) for length in range(1 << octave,
 
 
 class Holders:
-    """Key of the last block of a beginning -> the replicas that were sent it. Owned by its `Router`.
+    """Maps the key of a prefix's last block to the replicas that were sent the prefix. Owned by its `Router`.
 
     Args:
-        most_holders: so many replicas are kept a key; the newest push out the oldest.
+        most_holders: the most replicas kept for each key; the newest push out the oldest.
     """
 
     __slots__ = ("_by_key", "_most_holders")
@@ -45,9 +46,9 @@ class Holders:
         return len(self._by_key)
 
     def lengths(self, keys: Sequence[bytes], enough: int, draw: Random) -> dict[Replica, int]:
-        """Replicas that hold a beginning of `keys` -> how many of its blocks; the longest first, about `enough`.
+        """Replicas that hold a prefix of `keys` -> its length in blocks; the longest first, about `enough` replicas.
 
-        Of more that hold the same, some are drawn.
+        If more than `enough` hold the same prefix, some of them are drawn at random.
         """
         found: dict[Replica, int] = {}
         for length in reversed(_LENGTHS[: bisect_right(_LENGTHS, len(keys))]):
@@ -69,7 +70,7 @@ class Holders:
         return 0
 
     def add(self, replica: Replica, keys: Sequence[bytes]) -> None:
-        """`replica` was sent a prompt with these keys. The shortest beginnings are forgotten last: they are shared."""
+        """Note that `replica` was sent a prompt with these keys. Short prefixes stay longest, since they are shared."""
         by_key = self._by_key
         for length in reversed(_LENGTHS[: bisect_right(_LENGTHS, len(keys))]):
             key = keys[length - 1]
@@ -79,6 +80,6 @@ class Holders:
             by_key.move_to_end(key)
 
     def keep(self, most: int) -> None:
-        """Forget all but the `most` keys that were used last."""
+        """Forget all but the `most` most recently used keys."""
         while len(self._by_key) > most:
             self._by_key.popitem(last=False)

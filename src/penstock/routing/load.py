@@ -1,7 +1,7 @@
-"""What is known of one replica: what it last said of itself, and what was sent to it since.
+"""What is known of one replica: its last report, and what was sent to it since.
 
-Decides how long a request that comes now would wait there. Knows nothing of prefixes. Reports come over a network from
-processes that may be broken, so no number is trusted: each is brought within bounds, and none of them raises.
+Estimates how long a request that comes now would wait there. Knows nothing about prefixes. Reports come over a network
+from processes that may be broken, so no number is trusted: each is brought within bounds, and no number raises.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ _HOUR = 3600.0
 _MANY = 10**9
 _DEFAULT_SLOTS = 16
 _BESIDE = 0.2
-"""Part of a stay that a newcomer loses to a full house of sequences that decode beside it."""
+"""The part of a stay by which a new request is delayed if sequences decode in all slots."""
 _ON_THE_WAY = 0.1
-"""Seconds before a report in which what was sent may not be in it yet."""
+"""A report may not include yet what was sent in so many seconds before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """What a replica last said of itself.
+    """The last report of a replica about its load.
 
     Attributes:
-        backlog_seconds: until it has read all prompts that it has accepted.
-        running: sequences that hold a slot.
-        waiting: sequences that do not.
-        slots: sequences that can run at once; 0 if unknown.
-        free_blocks: KV blocks that no sequence holds, whether or not they still cache something.
-        total_blocks: all KV blocks; 0 if unknown.
-        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not learned that yet.
+        backlog_seconds: seconds until it has read all prompts that it has accepted.
+        running: number of sequences that hold a slot.
+        waiting: number of sequences that wait for one.
+        slots: number of sequences that can run at once; 0 if unknown.
+        free_blocks: number of KV blocks that no sequence holds, whether or not they still cache something.
+        total_blocks: number of all KV blocks; 0 if unknown.
+        tokens_per_second: prompt tokens that it reads in a second; 0.0 if it has not measured that yet.
     """
 
     backlog_seconds: float
@@ -44,7 +44,7 @@ class ReplicaLoad:
 
 
 def within(value: float, lowest: float, highest: float) -> float:
-    """`value` as a float that is not outside the bounds; NaN becomes the lowest."""
+    """`value` as a float, clamped to the bounds; NaN becomes the lowest."""
     return float(min(max(value, lowest), highest)) if value == value else float(lowest)
 
 
@@ -52,15 +52,15 @@ class Replica:
     """One replica as the router sees it. Owned by its `Router`.
 
     Attributes:
-        name: what the caller calls it.
-        alive: False once it was lost or left; then nothing of it counts.
+        name: the caller's name for it.
+        alive: False once it was lost or has left; then it is ignored.
         reported: when it last reported; infinity if it never did.
-        read_at: when it will have read all that it has.
-        at_once: how many it has, running or waiting.
+        read_at: when it will have read all prompts that it has.
+        at_once: how many sequences it has, running or waiting.
         sent: how many of this router's requests it has.
-        score: for sorting: about when it could begin a request.
+        score: for sorting: about when it could start a request.
         rate: prompt tokens that it reads in a second.
-        told: whether it has said so itself.
+        told: whether it has reported `rate` itself.
         total_blocks: all its KV blocks; 0 if unknown.
     """
 
@@ -100,7 +100,7 @@ class Replica:
         self._recent: list[tuple[float, float, float]] = []  # when, seconds to read, blocks: may not be reported yet
 
     def report(self, load: ReplicaLoad, now: float, stay: float) -> None:
-        """Believe `load`, beside what was sent so shortly before that it cannot be in it."""
+        """Take over `load`, and add what was sent so recently that it may not include it."""
         if load.tokens_per_second > 0:
             self.rate = within(load.tokens_per_second, 1e-3, _MANY)
             self.told = True
@@ -117,7 +117,7 @@ class Replica:
         self.rescore(now, stay)
 
     def take(self, unread: float, blocks: float, now: float, stay: float) -> None:
-        """A request was sent there: `unread` tokens to read, `blocks` KV blocks to find."""
+        """Note that a request was sent to it, with `unread` tokens to read and a need for `blocks` KV blocks."""
         seconds = unread / self.rate
         self.read_at = min(max(self.read_at, now), now + _HOUR) + seconds
         self.sent += 1
@@ -128,7 +128,7 @@ class Replica:
         self.rescore(now, stay)
 
     def give(self, now: float, stay: float) -> None:
-        """One of this router's requests ended there; more ends than requests are no error."""
+        """Note that one of this router's requests ended there; more ends than requests are no error."""
         if self.sent:
             self.sent -= 1
             self.at_once = max(0, self.at_once - 1)
@@ -136,15 +136,15 @@ class Replica:
             self.rescore(now, stay)
 
     def rescore(self, now: float, stay: float) -> None:
-        """Put `score` right after a change."""
+        """Update `score` after a change."""
         self.score = max(self.read_at, now) + self.crowd(0.0, stay)
 
     def wait(self, blocks: float, now: float, stay: float) -> float:
-        """Seconds until it would begin a request that needs `blocks`, if a request stays `stay` seconds with it."""
+        """Seconds until it would start a request that needs `blocks` blocks, if requests stay `stay` seconds."""
         return min(max(self.read_at - now, 0.0), 2 * _HOUR) + self.crowd(blocks, stay)
 
     def crowd(self, blocks: float, stay: float) -> float:
-        """Seconds that a newcomer waits for the ends of others, and a little for each that decodes beside it."""
+        """Seconds that a new request waits for others to end, and a little for each that decodes beside it."""
         stays = max(0, self.at_once + 1 - self._slots) / self._slots
         lacking = blocks - self._free_blocks
         if lacking > 0 and self._blocks_per_running > 0:
@@ -153,7 +153,7 @@ class Replica:
 
     @property
     def decoding(self) -> int:
-        """About how many answers are being written there: of all that it has, as many as there are slots."""
+        """About how many answers are being written there: as many as it has, but at most its slots."""
         return min(self.at_once, self._slots)
 
     def _forget_recent(self, now: float) -> None:

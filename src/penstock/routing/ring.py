@@ -1,8 +1,8 @@
-"""A stable order of replicas for every key: who comes and goes changes few of them.
+"""A stable order of replicas for every key: a replica that joins or leaves changes few of the orders.
 
-Consistent hashing (Karger et al. 1997): each replica has many points on a circle, and a key prefers those that follow
-it. Of n replicas one that joins takes about 1/n of first places, and one that leaves gives up only its own. All routers
-of a fleet agree, without having spoken.
+Consistent hashing (Karger et al. 1997): each replica has many points on a circle, and a key prefers the replicas whose
+points follow it. Among n replicas, one that joins takes about 1/n of first places, and one that leaves gives up only
+its own. All routers of a fleet agree without communicating.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Ring:
         self._owners = [point[2] for point in points]
 
     def after(self, key: bytes, count: int, able: Collection[Replica] | None = None) -> list[Replica]:
-        """The first `count` replicas that `key` prefers, of those in `able` (None: of all); fewer if it has fewer."""
+        """The `count` replicas in `able` (None: all) that `key` prefers, in this order; fewer if `able` has fewer."""
         found: dict[Replica, None] = {}
         size = len(self._owners)
         start = bisect_left(self._places, _hash(key))
@@ -61,5 +61,5 @@ def _places(name: str) -> list[int]:
 
 
 def _hash(key: bytes) -> int:
-    """Keys are hashes in use and anything in tests, so they are hashed once more."""
+    """Place of a key. Real keys are hashes, but tests use any bytes, so each key is hashed once more."""
     return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"penstock ring").digest(), "little")

@@ -1,13 +1,13 @@
-"""The router of a fleet: ranks replicas for a prompt by what they would have to read, and how long it would wait.
+"""The router of a fleet: ranks replicas for a prompt by how much they would have to read, and how long it would wait.
 
-Each candidate costs the seconds until it would begin, and, weighted, the seconds in which it would read what it does
-not hold. Weighted, because reading delays everybody behind and the answers that are being written there, and reading
-what another holds pushes out what others come back for. Waits below that of the freest eighth of the fleet count as
-equal to it: among hundreds of replicas there is always one that is idle by chance, and a conversation that moved there
-would leave its prefix behind for little.
+A candidate's cost is the seconds until it would start, plus the seconds in which it would read what it does not hold,
+times a weight. The weight is there because reading delays the requests behind it and the answers that are being written
+there, and because reading what another replica holds evicts prefixes that are still needed. Waits below that of the
+freest eighth of the fleet count as equal to it: among hundreds of replicas one is always idle by chance, and a
+conversation that moved there would leave its prefix behind for little gain.
 
-Candidates are those that were sent a beginning of the prompt, a few that a stable hash names, and two of the freest
-eighth. So a decision among a thousand replicas costs what it costs among twenty, sorting apart.
+Candidates are replicas that were sent a prefix of the prompt, a few that a stable hash names, and two of the freest
+eighth. So apart from sorting, a decision among a thousand replicas costs the same as among twenty.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Router"]
 
 _SCORE, _NAME = attrgetter("score"), attrgetter("name")
 _MOST_HOLDERS = 128
-"""Replicas that are remembered for one beginning."""
+"""The most replicas that are remembered for one prefix."""
 _ENOUGH_HOLDERS = 12
-"""Holders that a decision looks for."""
+"""How many holders a decision looks for."""
 _HELD = 2
-"""Beginnings are forgotten when there are so many times as many as blocks in the fleet: nobody holds them any more."""
+"""At most so many prefixes are remembered for each block of the fleet: no replica holds the older ones any more."""
 _LEAST_KEYS = 10_000
 _FAVOURITES = 4
 _DRAWN = 2
 _PART = 8
-"""The freest of so many replicas is whom others are compared with; of fewer it is the freest of all."""
+"""Others are compared with the replica that one in so many is freer than; in a smaller fleet, with the freest."""
 _BEHIND = 1.0
-"""How much more reading costs for each prompt that waits, at the middle of the fleet, behind what is read now."""
+"""How much more reading costs for each prompt that waits, at the freest eighth, behind what is read now."""
 _WRITING = 0.5
-"""How much more reading costs for each answer that is being written there: it delays the next token of each, and on
-average an answer is half written."""
+"""How much more reading costs for each answer that is being written there: it delays the next token of each answer, and
+on average an answer is half written."""
 _ALIKE = 0.1
 """Waits that differ by less than this share of the time to read the whole prompt count as equal."""
 _LATER = float("inf")
@@ -50,15 +50,15 @@ _MOST_TOKENS = 10**9
 class Router:
     """Says which replica a prompt is best sent to. Used by one thread; no call waits, and none raises.
 
-    Memory is bounded by `most_keys` and the replicas that were named: nothing grows with requests.
+    Memory is bounded by `most_keys` and the number of replicas: nothing grows with requests.
 
     Args:
-        most_keys: beginnings of prompts that are remembered, and never more than twice the blocks of the fleet; about
-            300 bytes each, up to a kilobyte where a hundred replicas hold it.
-        seed: of the draws among equals; give each router of a fleet another.
-        affinity: seconds of waiting that are worth one second of reading what is held elsewhere.
-        tokens_per_second: what a replica reads, until any says otherwise. Then a replica that has not read yet is
-            expected to be like the middle one of those that have.
+        most_keys: the most prefixes that are remembered, and never more than twice the blocks of the fleet; about 300
+            bytes each, up to a kilobyte if a hundred replicas hold it.
+        seed: seed of the random draws; give each router of a fleet its own.
+        affinity: seconds of waiting that are worth one second of reading what another replica holds.
+        tokens_per_second: how fast replicas are assumed to read until one reports its rate. From then on, a replica
+            that has not reported one is assumed to have the median of the reported rates.
         silence: seconds without a report after which a replica that has reported before comes last.
     """
 
@@ -81,20 +81,20 @@ class Router:
         self._stay = Stay(1.0)
         self._reading = 0.1
         self._replicas: dict[str, Replica] = {}
-        self._order: list[Replica] = []  # about by score; sorted when it is needed
+        self._order: list[Replica] = []  # roughly by score; sorted when needed
         self._ring = Ring()
         self._now = 0.0
         self._watched = 0.0
         self._silent: set[Replica] = set()
-        self._news = False  # whether a replica has said for the first time how fast it reads
+        self._news = False  # whether a replica has reported its reading rate for the first time
 
     @property
     def known_keys(self) -> int:
-        """Beginnings of prompts that are remembered."""
+        """Number of prefixes that are remembered."""
         return len(self._holders)
 
     def set_replicas(self, names: Sequence[str]) -> None:
-        """These exist now. Of those that do not any more, all is forgotten; new ones are empty and idle."""
+        """Say which replicas exist now. The others are forgotten; new ones are taken to be empty and idle."""
         wanted = dict.fromkeys(names)
         if wanted.keys() == self._replicas.keys():
             return
@@ -105,7 +105,7 @@ class Router:
         self._ring = Ring(self._order)
 
     def report(self, name: str, load: ReplicaLoad, now: float) -> None:
-        """`name` said this of itself at `now`, by a clock that all calls share; unknown names are ignored."""
+        """Take the report of `name` about itself at `now`, by a clock that all calls share; ignore unknown names."""
         now = self._time(now)
         replica = self._replicas.get(name)
         if replica is not None:
@@ -121,9 +121,9 @@ class Router:
         """Replicas in the order in which the prompt should be offered to them, the best first.
 
         Args:
-            keys: of the prompt's full blocks, each of which says all before it (`core.block_keys`); () is fine.
-            tokens: of the prompt.
-            now: seconds.
+            keys: keys of the prompt's full blocks, each of which covers all before it (`core.block_keys`); may be ().
+            tokens: number of tokens of the prompt.
+            now: seconds, by the clock of all calls.
             among: the names to rank; all replicas if None. Unknown names come last.
 
         Returns:
@@ -139,7 +139,7 @@ class Router:
         return (*names, *map(_NAME, rest), *unknown)
 
     def sent(self, name: str, keys: Sequence[bytes], tokens: int, now: float) -> None:
-        """A prompt was sent to `name`; unknown names are ignored."""
+        """Note that a prompt was sent to `name`; ignore unknown names."""
         now = self._time(now)
         replica = self._replicas.get(name)
         if replica is None:
@@ -154,7 +154,7 @@ class Router:
         self._holders.keep(min(self._most_keys, max(_LEAST_KEYS, _HELD * self._blocks)))
 
     def ended(self, name: str, tokens: int, now: float) -> None:  # noqa: ARG002 (what `sent` was told)
-        """A request that was sent to `name` is over, in whatever way; unknown names are ignored."""
+        """Note that a request that was sent to `name` is over, in whatever way; ignore unknown names."""
         now = self._time(now)
         replica = self._replicas.get(name)
         if replica is not None and replica.sent:
@@ -162,7 +162,7 @@ class Router:
             replica.give(now, self._stay.seconds)
 
     def lost(self, name: str) -> None:
-        """`name` is gone, with all that it held. If it is among the next `set_replicas` again, it is new."""
+        """Note that `name` is gone, with all that it held. If the next `set_replicas` names it again, it is new."""
         if name in self._replicas:
             self._drop(name)
             self._order = list(self._replicas.values())
@@ -181,7 +181,7 @@ class Router:
         return self._now
 
     def _fleet(self, now: float, among: Sequence[str] | None) -> tuple[list[Replica], list[Replica], tuple[str, ...]]:
-        """The replicas to rank, the freest first; those that fell silent, unless all did; and names that are none."""
+        """The replicas to rank, the freest first; those that fell silent, unless all did; and unknown names."""
         self._order.sort(key=_SCORE)
         self._watch(now)
         if self._news:
@@ -199,15 +199,15 @@ class Router:
         return order, [], unknown
 
     def _watch(self, now: float) -> None:
-        """Now and then, see who has fallen silent: a replica that hangs would look freer and freer."""
+        """Now and then, find replicas that have fallen silent: one that hangs would look freer and freer."""
         if not 0.0 <= now - self._watched <= self._silence / 8:
             self._watched = now
             self._silent = {each for each in self._order if now - each.reported > self._silence}
 
     def _expect(self) -> None:
-        """Expect replicas that have not read yet to be like those that have.
+        """Give replicas that have not reported a rate the median rate of those that have.
 
-        One that was taken for faster than it is would draw conversations away from whoever holds them.
+        A replica that was taken for faster than it is would draw conversations away from the replicas that hold them.
         """
         self._news = False
         self._rate = statistics.median([each.rate for each in self._order if each.told] or [self._rate])
@@ -215,13 +215,13 @@ class Router:
             each.rate = each.rate if each.told else self._rate
 
     def _candidates(self, fit: list[Replica], keys: Sequence[bytes], tokens: float, now: float) -> list[Replica]:
-        """The few that are better than others of their load, the best first; see the module."""
+        """The best first, and after it only those that cost no more than the freest eighth would without a prefix."""
         able = None if len(fit) == len(self._replicas) else frozenset(fit)
         held = self._holders.lengths(keys, _ENOUGH_HOLDERS, self._random)
         part = len(fit) // _PART
         drawn = self._random.sample(fit[: part + 1], min(_DRAWN, part + 1))
         favourites: list[Replica] = []
-        if keys:  # by the first block that nobody holds: a beginning that is shared is no reason to crowd
+        if keys:  # by the first block that no replica holds, so that prompts with a shared prefix do not crowd
             new = min(max(held.values(), default=0), len(keys) - 1)
             favourites = self._ring.after(keys[new], _FAVOURITES, able)
         floor = fit[part].wait(0, now, self._stay.seconds) + _ALIKE * tokens / fit[part].rate

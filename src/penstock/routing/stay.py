@@ -1,6 +1,6 @@
-"""How long a request stays with a replica, from counts alone: Little's law (Little 1961).
+"""Estimates how long a request stays with a replica, from counts alone: Little's law (Little 1961).
 
-The mean time in a system is the mean number in it over the rate at which they leave. So no request has to be followed.
+The mean time in a system is the mean number in it over the rate of departures, so no single request has to be followed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["Stay"]
 
 _REMEMBERED = 512.0
-"""Ends after which earlier ones count half."""
+"""Number of ended requests after which earlier ones count half as much."""
 
 
 class Stay:
@@ -32,12 +32,12 @@ class Stay:
         return min(max(self._area / self._ends, 1e-3), 3600.0)
 
     def began(self, now: float) -> None:
-        """A request was sent."""
+        """Note that a request was sent."""
         self._pass_to(now)
         self._inside += 1
 
     def ended(self, now: float, count: int = 1) -> None:
-        """So many requests are over, in whatever way."""
+        """Note that `count` requests are over, in whatever way."""
         self._pass_to(now)
         self._inside = max(0, self._inside - count)
         self._ends += count

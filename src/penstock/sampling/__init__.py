@@ -1,7 +1,7 @@
 """One file per sampling parameter; validation, documentation, HTTP schema and the sampler's stages derive from them.
 
 Decides which sampling requests are valid and what they mean; executes nothing (that is `exec`) and never imports a
-tensor library: stages are written with the methods of whatever tensors they are given.
+tensor library: a stage calls only methods of the tensors that it is given.
 """
 
 from __future__ import annotations

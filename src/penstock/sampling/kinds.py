@@ -4,7 +4,7 @@ Decides what counts as a number, an integer, a flag or a list, and rejects every
 parameter: `True` is not a number, NaN and infinities are not temperatures. Knows no particular parameter.
 
 Invariant: `check` returns the value in its one canonical form (a float, an int, a tuple), so equal requests compare
-equal whatever the caller wrote.
+equal, however the caller wrote them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _naming_what_is_unknown(cls: _Class) -> _Class:
-    """Raise `InvalidParameter` for a misspelt keyword, as for any other mistake, not the TypeError of a dataclass."""
+    """Raise `InvalidParameter` for a misspelt keyword, as for any other mistake, and not a dataclass's TypeError."""
     plain = cls.__init__  # type: ignore[misc]
 
     @wraps(plain)
@@ -73,26 +73,26 @@ class SamplingParams:
         include_stop_str_in_output: keep the stop string in the text.
         logprobs_mode: raw_logprobs or processed_logprobs.
         presence_penalty: lowers the logit of every token that was generated before.
-        frequency_penalty: lowers that logit once for each time that the token was generated.
+        frequency_penalty: lowers the logit of a token once for each time that it was generated.
         repetition_penalty: makes tokens of the prompt and the output less likely; 1 is off.
-        repeat_last_n: how many of the last tokens these three consider; -1 for all.
+        repeat_last_n: how many of the last tokens these three penalties consider; -1 for all.
         logit_bias: token id -> number added to its logit.
         allowed_token_ids: only these can be generated.
         bad_words: texts that cannot be generated.
         typical_p: keeps the tokens closest to the expected surprise with at least this probability; 1 keeps all.
         top_n_sigma: keeps tokens within this many standard deviations of the largest logit; 0 keeps all.
         xtc_probability: how often the most likely tokens are excluded.
-        xtc_threshold: the probability from which a token counts as one of them.
+        xtc_threshold: a token at least this probable counts as one of the most likely.
         dry_multiplier: strength of the penalty on word-for-word repetition; 0 is off.
         dry_base: growth of that penalty with each repeated token.
         dry_allowed_length: repetitions of fewer tokens have no penalty.
-        dry_penalty_last_n: how many of the last tokens it considers; -1 for all.
+        dry_penalty_last_n: how many of the last tokens that penalty considers; -1 for all.
         dry_sequence_breakers: texts that interrupt a repetition.
         prompt_logprobs: as logprobs, for the tokens of the prompt.
         repetition_detection: sizes of a loop that ends the completion.
         structured_outputs: the form of the answer: an object with one of `json`, `regex`, `choice`, `grammar` and
             `json_object`, as in vLLM.
-        thinking_token_budget: the most tokens of reasoning, for models that think; None for no limit of its own.
+        thinking_token_budget: the most tokens of reasoning, for models that think; None sets no separate limit.
 
     Raises:
         InvalidParameter: naming the field that is unknown, or whose value has the wrong type or lies out of range.
@@ -147,13 +147,13 @@ class SamplingParams:
         """Build from decoded JSON.
 
         Raises:
-            InvalidParameter: for a name that is no sampling parameter, or a value that is not valid.
+            InvalidParameter: a name is not a sampling parameter, or a value is not valid.
         """
         _check_names(fields)
         return cls(**fields)
 
     def spec(self) -> SamplingSpec:
-        """The parameters for the runner: those that are not neutral, without any that a greedy choice never reads."""
+        """The parameters for the runner: those that are not neutral, without any that a greedy choice ignores."""
         greedy = self.temperature == GREEDY
         kept = (p for p in PARAMETERS if p.home is Home.SPEC and not (greedy and p.random_only))
         values = ((p, getattr(self, p.name)) for p in kept)

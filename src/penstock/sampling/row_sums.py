@@ -1,7 +1,8 @@
 """Sums over the rows of a matrix, in an order that does not depend on how many rows there are.
 
-On a CPU a cumulative sum has one; `sum` has not: it adds up a single row in another order than one of several. On CUDA
-neither has. There sums of probabilities are of integers, which have no order, and other sums are of halves.
+On a CPU a cumulative sum has such an order; `sum` has none: it adds up a single row in a different order from a row
+among several. On CUDA neither has. There probabilities are added as integers, which give the same sum in any order, and
+other numbers are added by halves: the second half of each row to its first, until one number is left.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["row_sums", "running_sums"]
 
 _UNITS = 2.0**52
-"""Probabilities are counted in units of 1 over this number where sums are of integers."""
+"""Where probabilities are added as integers, their unit is 1 over this number."""
 
 
 def running_sums(probabilities: Tensor) -> Tensor:

@@ -48,12 +48,12 @@ class RowViews:
         return self.ends.double().new_tensor([[float(spec.get(name, neutral))] for spec in self.specs])
 
     def window(self, length_name: str) -> Tensor:
-        """`[R, 1]`: where the last tokens that a penalty sees begin; `length_name` is how many, -1 for all."""
+        """`[R, 1]`: where a penalty's window begins; parameter `length_name` is its length in tokens, -1 for all."""
         lengths = self.column(length_name, -1).long()  # [R, 1]
         return (self.ends - lengths).clamp(min=0).masked_fill(lengths < 0, 0)
 
     def counts(self, vocabulary: int, starts: Tensor) -> Tensor:
-        """How often each token occurs from position `starts` `[R, 1]` on: `[R, V]` float32 on the host."""
+        """How often each token occurs at or after position `starts` `[R, 1]`: `[R, V]` float32 on the host."""
         places = self.places()
         outside = (places < starts) | (places >= self.ends)
         bins = self.tokens.new_zeros(len(self.specs), vocabulary + 1)  # [R, V + 1], the last for tokens not counted

@@ -42,7 +42,7 @@ def uniform(seed: int, choice: int, position: int, purpose: int = 0) -> float:
         seed: any 64-bit integer, negative or not.
         choice: index of the choice in its request, below 2**32.
         position: index in the sequence of the token to be drawn, below 2**32.
-        purpose: what the number is for, below 2**32: 0 is the draw itself; other random decisions there use others.
+        purpose: what the number is for, below 2**32: 0 draws the token; other random decisions there use other numbers.
     """
     key = (seed & _WORD, (seed >> 32) & _WORD)
     high, low, _, _ = philox4x32((position, choice, purpose, 0), key)

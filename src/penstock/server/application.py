@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 PROBES = ("/health", "/health/live", "/health/ready", "/metrics", "/v1/models")
-"""What the probe port answers; the list of models is what Kubernetes gateways take for a sign that they are loaded."""
+"""What the probe port answers. Kubernetes gateways read the list of models to see whether they are loaded."""
 
 SCHEMAS: JsonObject = (
     SHARED_SCHEMAS | openai.SCHEMAS | anthropic.SCHEMAS | tokens.SCHEMAS | admin.SCHEMAS | page.SCHEMAS
@@ -85,8 +85,8 @@ def create_app(
         access: who may call; by default anybody on this machine.
         observers: called when a request is over: the log and spans, if wanted.
         watch: knows how long the current step has taken; None if nobody watches.
-        journal: where streams are recorded, so that they can be resumed after the end of this server.
-        answers: where stored answers are recorded, so that they survive it too.
+        journal: where streams are recorded, so that they can be resumed after this server has ended.
+        answers: where stored answers are recorded, so that they survive the end of this server.
         memory: the budget of stores and of requests in progress. Without it stores keep to the limits in `access`.
 
     Raises:
@@ -110,10 +110,10 @@ def create_app(
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    """What a server of several models has of each: its endpoints, without what stands before all of them.
+    """One model's part of a server of several: its endpoints, without the middleware that all models share.
 
     Attributes:
-        app: answers requests that were admitted, and whose bodies are bounded.
+        app: answers requests that have passed admission, and whose bodies are bounded.
         serving: the model as its endpoints see it.
         stuck: returns why its engine does not respond; "" while it does.
     """
@@ -135,7 +135,7 @@ def model_part(
     answers: AnswerJournal | None,
     recent: RecentLatencies,
 ) -> ModelPart:
-    """One model's part of a server of several: as `create_app`, with the `stopping` and the `recent` of the server."""
+    """Make one model's part of a server of several: as `create_app`, but with the server's `stopping` and `recent`."""
     serving = _serve(client, card, limits, access, memory, stopping, journal, answers)
     readiness = Readiness(client, watch, access.limits.heartbeat_seconds, stopping)
     routes = tuple(_routes(serving, recent))
@@ -152,7 +152,7 @@ def _serve(
     journal: Journal | None = None,
     answers: AnswerJournal | None = None,
 ) -> Serving:
-    """What the endpoints of one model get."""
+    """Make the `Serving` that the endpoints of one model get."""
     live = LiveRequests(client, access.request_seconds)
     streams = Streams(access.limits.max_resumable_streams, journal)
     memory.watch("resumable_streams", lambda: streams.bytes)
@@ -182,7 +182,7 @@ def _application(serving: Serving, routes: Sequence[Route], held: HeldBytes | No
 def shield(
     app: FastAPI, limits: RequestLimits, access: Access, stopping: asyncio.Event, observers: Sequence[Observer]
 ) -> None:
-    """Put before an application what every request passes first: admission, request ids, observers."""
+    """Add the middleware that every request passes first: admission, request ids, observers."""
     app.add_middleware(RefuseNewWork, stopping=stopping, max_body_bytes=limits.max_body_bytes)
     app.add_middleware(Guard, access=access, is_public=is_page_path)
     app.add_middleware(Envelope)
@@ -191,7 +191,7 @@ def shield(
 
 
 def hold_bytes(memory: MemoryBudget, access: Access) -> HeldBytes:
-    """The counter of a server's bodies, within the budget's share of requests; a key may take half of it."""
+    """The counter of a server's request bodies, with the budget's share for requests; one key may take half of it."""
     held = HeldBytes(memory.requests, memory.requests // 2 if access.keys else memory.requests, memory.on_rest)
     memory.watch("requests", lambda: held.bytes)
     return held
@@ -213,7 +213,7 @@ async def _while_serving(serving: Serving, _: FastAPI) -> AsyncGenerator[None, N
 
 
 def probe_app(routes: Iterable[Route], access: Access) -> FastAPI:
-    """The application on the probe port: of a server's routes those in `PROBES`, without a key."""
+    """The application on the probe port: those of a server's routes that are in `PROBES`; they need no key there."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.add_middleware(Guard, access=replace(access, keys=ApiKeys(), hosts=access.probe_hosts), is_public=is_page_path)
     app.add_middleware(Envelope)

@@ -1,7 +1,7 @@
 """A language model without weights: the next token, and each hidden state, is a hash of everything before it.
 
-Decides what is right: `golden` computes an answer from the tokens alone, with no memory, blocks or batch, so whatever a
-runner with a KV memory answers can be compared with it. Does not know plans.
+Decides what is right: `golden` computes an answer from the tokens alone, with no memory, blocks or batch, so that the
+answers of a runner with a KV memory can be compared with it. Does not know plans.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FINITE = 0xBFFF_FFFF_BFFF_FFFF
 
 
 def cell(token: int, position: int, adapter: str = "") -> int:
-    """The value in the fake KV memory for `token` at `position`: different for any two that a test will meet."""
+    """The value in the fake KV memory for `token` at `position`: a different one for any two that a test will meet."""
     return (token * 1_000_003 + position * 7_919 + 1 + (zlib.crc32(adapter.encode()) << 24)) % (1 << CELL_BITS)
 
 
@@ -79,7 +79,7 @@ def golden_embedding(
 
 
 def pooled_places(pooling: Pooling, start: int, end: int) -> range:
-    """The positions of `[start, end)` that are pooled, each as the number of positions up to and including it."""
+    """The pooled positions of `[start, end)`, each given as the number of positions up to and including it."""
     if pooling is Pooling.CLS:
         return range(1, 2 if start == 0 else 1)
     return range(end if pooling is Pooling.LAST else start + 1, end + 1)

@@ -1,4 +1,4 @@
-"""A runner with a paged KV memory and no tensors: one file, because a plan's writes and the reads of them go together.
+"""A runner with a paged KV memory and no tensors: one file, because a plan's writes and their reads belong together.
 
 Implements the port `Runner`.
 
@@ -8,9 +8,9 @@ in the wrong order changes the answer, and silent KV corruption becomes a failed
 poisoned when they are handed out; reading a position that was never written raises. With `config.depth` above 1 it
 computes a plan when its result is requested, after the next plan was started, so a block that was handed out too early
 is written late. The recurrent state, if the model carries one, is a hash of all positions; plans say when it is kept in
-checkpoints and spare places, and from which place a row continues. Saved blocks and states are kept as they were, by
-key, in `stored` and `stored_states`, and rows read them back; a test that removes an entry makes such a row come short.
-With `config.draft_context` there is a draft model, whose guesses are right at two positions of three.
+checkpoints and spare places, and from which place a row continues. Saved blocks and states are kept unchanged, by key,
+in `stored` and `stored_states`, and rows read them back; if a test removes an entry, a row that reads it falls short.
+With `config.draft_context` there is a draft model, whose guesses are right at two of three positions.
 
 It also checks each plan against the rules of `contract.plan`, and raises `PlanViolation` if the plan breaks one. It
 decides nothing else, and does not know the scheduler.
@@ -65,7 +65,7 @@ class StepCost:
 
 @dataclass(slots=True)
 class _Slot:
-    """What the runner knows of the sequence in a slot: all of it came with plans or was computed here."""
+    """What the runner knows about the sequence in a slot: all of it came with plans or was computed here."""
 
     admit: Admit
     tokens: list[int]
@@ -73,9 +73,9 @@ class _Slot:
     computed: int
     failure: str = ""
     followed: int = 0  # positions that the draft model has computed
-    pooled: int = 0  # of an embedding: the sum of its hidden states
+    pooled: int = 0  # for an embedding: the sum of its hidden states
     state: int | None = None  # in the slot's own place, after all positions of the newest row; None before the first
-    states: list[int] = field(default_factory=list)  # of the newest row: before it, and after each of its positions
+    states: list[int] = field(default_factory=list)  # before the newest row, and after each of its positions
     held: bool = False  # the newest row waits, and its last position is not carried again
 
 
@@ -99,9 +99,9 @@ class FakeRunner:
 
     Attributes:
         crashes: how many steps raised because a test ordered it.
-        stored: saved blocks, by key; it outlives every reset, and may be shared with another runner.
+        stored: saved blocks, by key; survives every reset, and may be shared with another runner.
         stored_states: saved recurrent states, as `stored`.
-        adapters: path of each loaded adapter, by name; what a sequence has in memory depends on its adapter's name.
+        adapters: path of each loaded adapter, by name; a sequence's values in memory depend on its adapter's name.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class FakeRunner:
         self._crashes.add(step)
 
     def poison(self, seq_id: str) -> None:
-        """Make every step raise that has a row of this sequence."""
+        """Make every step that has a row of this sequence raise."""
         self._poisonous.add(seq_id)
 
     @property
@@ -243,7 +243,7 @@ class FakeRunner:
         return StepResult(plan.step, tuple(results), seconds, guessing=guessing)
 
     def _guess_work(self, plan: StepPlan) -> GuessWork | None:
-        """The draft model's work at most: a pass costs a fifth of a step, a position a fifth of a token."""
+        """An upper bound on the draft model's work: a pass costs a fifth of a step, a position a fifth of a token."""
         passes = max([row.guesses for row in plan.rows], default=0)
         positions = sum([row.follow + row.guesses for row in plan.rows])
         if not positions:
@@ -262,7 +262,7 @@ class FakeRunner:
         name = f"block {save.block}, which is to be saved,"
         self._require(len(cells) == self._config.block_size, f"{name} was not written whole")
         self._require(self.stored.setdefault(save.key, cells) == cells, f"{name} is not what its key says")
-        first = cells[0] - cell(save.tokens[0], 0)  # what the block's position and adapter add
+        first = cells[0] - cell(save.tokens[0], 0)  # the part that the block's position and adapter add
         right = [cell(token, at) + first for at, token in enumerate(save.tokens)]
         self._require(cells == right, f"{name} has other tokens")
 
@@ -304,7 +304,7 @@ class FakeRunner:
                 later.behind.add(index)
 
     def lose(self) -> None:
-        """Make the next reset find keys, values and state lost, as if another process computed from then on."""
+        """Make the next reset find keys, values and state lost, as if another process computed from now on."""
         self._lost = True
 
     def reset(self) -> bool:
@@ -316,7 +316,7 @@ class FakeRunner:
                     self._memory[block][position % self._config.block_size] = None
                 for kept in row.checkpoints:
                     self._checkpoints[kept.slot] = None
-        self._spares = [None] * len(self._spares)  # nobody continues from them
+        self._spares = [None] * len(self._spares)  # no sequence continues from them
         self._in_flight.clear()
         self._slots.clear()
         lost, self._lost = self._lost, False
@@ -370,7 +370,7 @@ class FakeRunner:
             slot = self._slots[row.slot]
             self._poison(row.new_blocks, slot.admit.seq_id)
             slot.table += row.new_blocks
-            if not self._in_flight:  # else what it continues is not computed yet
+            if not self._in_flight:  # else the positions before it are not computed yet
                 self._check_continuation(row, slot)
             self._check_row(row, slot)
         readers = self._holders()
@@ -472,7 +472,7 @@ class FakeRunner:
             places[number] = None
 
     def _carry(self, row: Row, slot: _Slot) -> None:
-        """Carry one row's state through its positions; that of a row behind one that waits is there already."""
+        """Carry one row's state through its positions; the state of a row after one that waits is there already."""
         name, known = slot.admit.seq_id, row.start + row.count - len(row.drafts)
         before = slot.state if row.resume < 0 else self._spares[row.resume]
         self._require(before is not None, f"{name}: continues from a state that was not kept")
@@ -541,9 +541,9 @@ class FakeRunner:
         return tuple((token + (at % 3 == 0)) % self._vocab_size for at, token in places)
 
     def _draw(self, row: Row, slot: _Slot, cells: list[int]) -> Iterator[SampledToken]:
-        """Draw the token after the known ones, and the token after each draft that was right, or as far as it waits.
+        """Draw the token after the known ones and after each draft that was right, up to where the sequence waits.
 
-        It waits before the first token, or if it has many drafts, after some.
+        It waits before the first token, or, if it has many drafts, after some tokens.
         """
         waits_at = len(row.drafts) // 3 if self._waits.get(slot.admit.seq_id) else -1
         for count, draft in enumerate((*row.drafts, None)):
@@ -571,7 +571,7 @@ class FakeRunner:
         return RowResult(row.slot, embedding=vector(slot.pooled)) if whole else None
 
     def _visible(self, row: Row, slot: _Slot, cells: list[int], count: int) -> list[int]:
-        """What the sequence's position number `count`, which `row` computes, sees up to itself."""
+        """The values that position number `count` of the sequence sees, up to its own; `row` computes the position."""
         state = slot.states[count - row.start : count - row.start + 1]
         return [*seen(cells[:count], self._config.window), *state]
 

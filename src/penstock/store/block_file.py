@@ -40,7 +40,7 @@ class FileForm:
 
     Attributes:
         contract: 32 bytes that identify everything that the bits of a block depend on besides its key.
-        block_size: tokens of a block.
+        block_size: tokens per block.
         block_bytes: bytes of its keys and values.
     """
 

@@ -1,12 +1,12 @@
-"""Blocks of one contract in files, each under its key: found, read, written, and never changed.
+"""Finds, reads and writes the blocks of one contract, each in a file under its key; no file is ever changed.
 
 Any number of processes can use a folder at once. A file appears complete, renamed from a temporary name, and is never
 written to again. Blocks are looked up by file name, so there is no index that another process could invalidate. Content
-is checked when it is read: a damaged file is deleted, and counts as missing. So a process may be killed at any moment,
-and a disk may lose writes, without a wrong byte ever being returned.
+is checked when it is read: a damaged file is deleted, and counts as missing. So no wrong byte is ever returned, even if
+a process is killed at any moment or a disk loses writes.
 
-Files are read, not mapped: either way all processes share the system's page cache, but a disk error is an error of
-`read`, whereas in a mapped file it is a signal that kills the process.
+Files are read, not mapped. Either way all processes share the system's page cache, but a disk error makes `read` fail,
+whereas in a mapped file it is a signal that kills the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _names = itertools.count()
 
 
 class BlockStore:
-    """One folder's blocks. `read` and `origin` are for one thread at a time; everything else is thread-safe.
+    """One folder's blocks. Only one thread at a time may call `read` or `origin`; everything else is thread-safe.
 
     Attributes:
         damaged: how many files were found damaged, and deleted.
@@ -71,10 +71,10 @@ class BlockStore:
             body: its bytes.
 
         Returns:
-            Bytes of the new file; 0 if there was one.
+            Bytes of the new file; 0 if the block existed.
 
         Raises:
-            OSError: it cannot be written; nothing of it is left behind.
+            OSError: the block cannot be written; nothing of it is left behind.
         """
         target = self._file(save.key)
         if os.path.exists(target):

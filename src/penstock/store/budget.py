@@ -1,6 +1,6 @@
 """How much of a disk a store may take, and which blocks are evicted when it exceeds that: the least recently used.
 
-Whatever the budget, a part of the disk stays free for others: if they need space, the store shrinks.
+Whatever the budget, a part of the disk stays free for other uses: if these need space, the store shrinks.
 
 The time of last use is a file's modification time, which `BlockStore` updates when it reads. Several processes share
 one budget: each scans all files now and then, counts its own writes in between, and only one at a time evicts. So the
@@ -39,7 +39,7 @@ _ABANDONED = 600.0
 
 
 def default_bytes(root: Path) -> int:
-    """A tenth of the free disk, where the store's own files count as free; at most 16 GiB."""
+    """A tenth of the free disk, counting the store's own files as free; at most 16 GiB."""
     held = sum(folder.size()[1] for folder in folders(root))
     return min(_MOST_BYTES, (_disk_of(root).free + held) // _SHARE)
 
@@ -61,7 +61,7 @@ class DiskBudget:
     Args:
         root: the store's directory, for all contracts together.
         most: the budget in bytes.
-        pause: called now and then in long work, so that others can run.
+        pause: called now and then during long work, so that other threads can run.
     """
 
     def __init__(self, root: Path, most: int, pause: Callable[[], None] = lambda: None) -> None:
@@ -78,7 +78,7 @@ class DiskBudget:
         return self._seen + (self._written or 0)
 
     def make_room(self, count: int) -> None:
-        """Before writing `count` bytes: if they would use space that is left to others, evict blocks.
+        """Evict blocks if writing `count` bytes would use space that is left free for others.
 
         Raises:
             OSError: there is still no room.
@@ -136,7 +136,7 @@ class DiskBudget:
 @contextmanager
 def _alone(root: Path) -> Iterator[bool]:
     """Try to hold the store's lock within the `with` block; yields whether it is held."""
-    import fcntl  # not available everywhere; nor are stores
+    import fcntl  # imported here because not every system has it
 
     descriptor = os.open(root / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     try:

@@ -3,8 +3,8 @@
     <root>/lock
     <root>/<contract>/about.json, tmp/, 00/ to ff/
 
-Blocks of another model, format, instruction set or kernel version are in another folder, so that a key finds only bits
-that would be recomputed exactly. Decides where folders are and how they are described.
+Blocks of another model, format, instruction set or kernel version are in another folder, so a key finds only bits that
+a recomputation would give exactly. Decides where folders are and how they are described.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 ABOUT = "about.json"
 STATES = "recurrent states"
-"""The fact `holds` of a folder of states, each under the key of the block that it follows; block folders lack it."""
+"""The fact `holds` in a folder of states, each under the key of the block that it follows; block folders lack it."""
 
 OPEN = "tmp"
 """The subfolder of files that are being written."""
@@ -65,7 +65,7 @@ class StoreFolder:
 
     Attributes:
         path: where it is.
-        facts: name -> value of what the bits depend on; `model` is the model's name.
+        facts: what the bits depend on, as values by name; `model` is the model's name.
         form: the form of its files.
     """
 

@@ -1,6 +1,6 @@
-"""How much of a prompt is stored, for models with recurrent state, which need stored states besides blocks.
+"""Finds how much of a prompt is stored, for models with recurrent state, which need stored states besides blocks.
 
-Implements the port `StoredBlocks`. Decides nothing: it looks for files.
+Implements the port `StoredBlocks` by looking for files.
 """
 
 from __future__ import annotations

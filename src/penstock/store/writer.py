@@ -1,17 +1,17 @@
-"""Write blocks after the steps that computed them, in a thread that runs when nobody else wants the processor.
+"""Writes blocks after the steps that computed them, in a thread that runs when nothing else needs the processor.
 
-A step says which blocks to keep and goes on; the thread copies their bytes out of the KV memory when it gets to them.
-Before a step reuses a block, it takes it back (`take_back`): a block not written by then is dropped, and counted. So no
-step waits for a copy, the queue holds no blocks' bytes, and it cannot grow beyond the pool. Recurrent states are
-written in the same way, from checkpoint slots to a store of their own: the kind of a block is its `Shelf`.
+A step queues the blocks to keep and goes on; the thread copies their bytes out of the KV memory later. Before a step
+reuses a block, it takes the block back (`take_back`): if the block is not copied by then, it is dropped and counted. So
+no step waits for a copy, the queue holds no bytes of blocks, and it cannot grow beyond the pool. Recurrent states are
+written in the same way, from checkpoint slots to a store of their own; a `Shelf` is one kind of block.
 
 The thread still costs something: it holds the GIL for moments, and competes with steps for caches and memory. So while
-steps follow each other, it rests after each block for many times the processor time that the block took, and catches up
-when nothing is computed.
+steps follow each other, it rests after each block for many times the processor time that the block took; it catches up
+when no step is being computed.
 
-The two sides never wait for each other. `take_back` first removes the block from those pending, and then checks whether
-it is being copied right now; the thread first announces what it copies, and then removes it. Whatever the order, one of
-them sees the other, and a copy that was overlapped is discarded.
+Neither thread waits for the other. `take_back` first removes the block from the pending ones, and then checks whether
+it is being copied right now; the writing thread first announces which block it copies, and then removes it from the
+pending ones. Whatever the order, one of the two sees the other, and a copy that `take_back` overlapped is discarded.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 _NOBODY = (-1, -1)
 _REST_SECONDS = 30.0
-"""How long nothing is written after a write failed: a full disk stays full for a while."""
+"""How long nothing is written after a failed write: a full disk stays full for a while."""
 
 
 _RESTS = 60.0
 """While steps run, the thread rests after each block for this many times the processor time that the block took, so
-that steps lose about a hundredth. Wall time would not do: under full load, a block takes a hundred times as long by the
-clock, nearly all of it waiting for a processor, and hardly any block would be written."""
+that steps lose about a hundredth. Wall time would not work: under full load, a block takes a hundred times as long by
+the clock, nearly all of it waiting for a processor, and hardly any block would be written."""
 
 _MOST_REST = 1.0
 _SLICE = 0.01
 _QUIET = 0.02
-"""Seconds after a step in which another one is expected, so that a gap between two steps is not idle time."""
+"""Seconds after a step during which another is expected, so that a gap between two steps does not count as idle."""
 
 
 class Shelf(NamedTuple):
@@ -63,11 +63,11 @@ class Shelf(NamedTuple):
 
 
 class BlockWriter:
-    """The thread and its queue. `offer` and `take_back` are for the thread that runs steps.
+    """The writing thread and its queue. Only the thread that runs steps may call `offer` and `take_back`.
 
     Args:
-        shelves: the kinds of blocks; methods take the index of one.
-        budget: how much of the disk they may take.
+        shelves: the kinds of blocks; methods take an index into this sequence.
+        budget: how much of the disk the blocks may take.
         rest_seconds: see `_REST_SECONDS`.
     """
 
@@ -75,7 +75,7 @@ class BlockWriter:
         self._shelves = shelves
         self._budget = budget
         self._rest_seconds = rest_seconds
-        self._content = bytearray(max(each.store.folder.form.block_bytes for each in shelves))  # of one block
+        self._content = bytearray(max(each.store.folder.form.block_bytes for each in shelves))  # room for one block
         self._pending: dict[tuple[int, int], Save] = {}  # by shelf and block
         self._order: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
         self._copied = _NOBODY  # the block being copied
@@ -96,11 +96,11 @@ class BlockWriter:
         return StoreCounts(self._written, self._dropped, self._failed, damaged, budget.evicted, budget.taken)
 
     def step_begins(self) -> None:
-        """A step is being computed from now on."""
+        """Note that a step is being computed from now on."""
         self._stepping = True
 
     def step_ends(self) -> None:
-        """No step is being computed until the next one begins."""
+        """Note that no step is being computed until the next one begins."""
         self._stepped = time.monotonic()
         self._stepping = False
 
@@ -127,14 +127,14 @@ class BlockWriter:
             self.take_back((block,), shelf)
 
     def hurry(self) -> None:
-        """No more steps will be computed: write at normal priority."""
+        """Write at normal priority from now on, because no more steps will be computed."""
         self.step_ends()
         if self._thread.native_id is not None:
             with suppress(OSError, AttributeError):
                 os.sched_setscheduler(self._thread.native_id, os.SCHED_OTHER, os.sched_param(0))
 
     def settle(self, seconds: float) -> bool:
-        """Wait until nothing is pending, for at most `seconds`; returns whether nothing is."""
+        """Wait until nothing is pending, for at most `seconds`; returns False if something still is."""
         until = time.monotonic() + seconds
         while self._pending or self._copied != _NOBODY:
             if time.monotonic() > until:

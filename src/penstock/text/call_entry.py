@@ -5,7 +5,7 @@ spellings of `_HEAD`; or if the object is the arguments of a streaming tool that
 emitted exactly as the model writes them. Any other spelling is judged when the object is complete.
 
 Invariants: the emitted arguments are a prefix of a JSON object, and all of it if `state` is `DONE`; the output does not
-depend on how the text is cut.
+depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Judgement:
     Attributes:
         accepts: whether there is a tool of this name that accepts these arguments.
         streams: whether a call of this tool is certain before its arguments are known.
-        exact: if given, only an object in the spelling `{"name": ..., "arguments": {...}}`, with a name for which this
-            is true, can be a call. Any other object is released as soon as it differs.
+        exact: if given, only an object in the spelling `{"name": ..., "arguments": {...}}`, with a name that this
+            accepts, can be a call. Any other object is released as soon as it differs.
     """
 
     accepts: Accepts
@@ -68,20 +68,20 @@ class CallEntry:
         self.called = False
         self._given = name
         self._judgement = judgement
-        self._head_fits = judgement.exact is None  # the head certainly does
+        self._head_fits = judgement.exact is None  # whether the head has the exact spelling, if that is needed
         self._scan = JsonScan()
-        self._arguments: JsonScan | None = None  # while they arrive
+        self._arguments: JsonScan | None = None  # while the arguments arrive
         self._raw: list[str] = []
-        self._head = 0  # characters in `_raw`, until this is a call
+        self._head = 0  # characters in `_raw`, until the object is known to be a call
         self._found: list[FoundCall] = []
 
     @property
     def raw(self) -> str:
-        """The text taken but not emitted: everything, until this is a call."""
+        """The text taken but not emitted: all of it, until the object is known to be a call."""
         return "".join(self._raw)
 
     def found(self) -> list[FoundCall]:
-        """Take what is new of the call: first its name without arguments, then arguments without a name."""
+        """Take the new parts of the call: first its name without arguments, then arguments without a name."""
         found, self._found = self._found, []
         return found
 
@@ -104,7 +104,7 @@ class CallEntry:
         return end
 
     def _arguments_start(self, text: str, at: int) -> int | None:
-        """If this text makes the object a certain call, mark it so; return where its arguments begin, else None."""
+        """If this text makes the object certainly a call, note that and return where its arguments begin; else None."""
         if self._given:
             if self._head or not self._judgement.streams(self._given):
                 return None

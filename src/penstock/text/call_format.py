@@ -28,7 +28,7 @@ class CallFormat:
             arguments alone. "" in other formats.
         id_mark: may follow such a name, and introduces the model's own id of the call, up to `mark`; the id is dropped,
             because callers get other ids. "" in other formats.
-        id_chars: number of letters and digits that the format's templates require of a call id; 0 if they do not.
+        id_chars: number of letters and digits that the format's templates require of a call id; 0 for no requirement.
     """
 
     name: str

@@ -39,7 +39,7 @@ class _Place(Enum):
     ENTRY = auto()
     """In a call's JSON object."""
     LIST = auto()
-    """In a list of such objects, between them."""
+    """In a list of such objects, between two of them."""
     TAIL = auto()
     """Between the JSON and the end of the closing."""
 

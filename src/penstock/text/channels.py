@@ -5,7 +5,7 @@ written. The channel `analysis` holds reasoning; a message to a function (`to=fu
 with its arguments as the body; every other message is text. Text outside any message, such as an answer constrained by
 a grammar, is text too.
 
-Decides what each message is. A header is held back until it is complete; of a body, only a possible start of a tag is
+Decides what each message is. A header is held back until it is complete; in a body, only a possible start of a tag is
 held back; arguments are emitted as they arrive (`CallEntry`). Does not know tokens or call ids. Invariant: the parts
 depend on the answer alone, not on how it is cut into pieces.
 """
@@ -72,8 +72,8 @@ class ChannelParser:
         self._held = ""  # may be part of a tag or a header
         self._seen = 0
         self._raw = ""  # header of a message that may be a call, and the space before its arguments
-        self._entry = CallEntry("", judgement)  # of the message, if it may be a call
-        self._begun = False  # its arguments have begun
+        self._entry = CallEntry("", judgement)  # the message's entry, if it may be a call
+        self._begun = False  # whether the call's arguments have begun
         self._reasoned, self._said = _Gapped(), _Gapped()
         self._parts: list[CallPart] = []
 

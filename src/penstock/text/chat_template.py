@@ -4,7 +4,7 @@ Decides how messages are passed to a template, and checks what it writes. The te
 model, so it runs in a separate process with limits on time and memory: see `penstock.rendering`. Templates come from
 the model's files or the operator, never from a request.
 
-Does not know token ids or Jinja. Invariant: a control token inside a message never reaches the template's text as such.
+Does not know token ids or Jinja. Invariant: a control token inside a message is never one in the rendered text.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ChatTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables that a caller may set: the template reads them and nobody else provides them."""
+        """The variables that a caller may set: the template reads them and nothing else provides them."""
         return self._declared - _RESERVED - frozenset(self._special_tokens)
 
     @property
@@ -116,7 +116,7 @@ class ChatTemplate:
 
         Args:
             prompt: the conversation.
-            tenant: on whose behalf it is rendered: one tenant's renderings cannot occupy all workers.
+            tenant: the tenant that it is rendered for: one tenant's renderings cannot occupy all workers.
 
         Raises:
             InvalidParameter: no messages, a malformed role, text with a lone surrogate, a call whose arguments are not

@@ -50,7 +50,7 @@ class RenderedChat:
 
 
 class ControlTokens:
-    """The strings that act on the model when they are read as one token.
+    """The strings that act on the model when each is read as one token.
 
     Args:
         strings: their spellings; empty ones are ignored.
@@ -90,10 +90,10 @@ class ControlTokens:
 
 
 def _any_of(strings: Iterable[str], depth: int = 0) -> str:
-    """A pattern for the longest of the strings, as a tree of their common beginnings.
+    """A pattern for the longest of the strings, as a tree of their common prefixes.
 
     A plain alternation would try hundreds of reserved tokens one by one at every `<`. Below the depth that the pattern
-    compiler can take, the tree falls back to one.
+    compiler can take, the tree falls back to an alternation.
     """
     longest_first = sorted(strings, key=lambda string: (-len(string), string))
     if not longest_first or depth > _DEEPEST_TREE:

@@ -1,4 +1,4 @@
-"""Turns token ids into text while they arrive: never half a character, and special tokens only on request.
+"""Turns token ids into text as they arrive: never half a character, and special tokens only on request.
 
 Works on bytes: each token adds its bytes to an incremental UTF-8 decoder, which returns complete characters. So a push
 costs the length of one token, whatever came before. Bytes that can no longer become a character turn into U+FFFD as the
@@ -24,7 +24,7 @@ _REACH = 3  # an unfinished character has at most three bytes, so it began at mo
 
 
 class Detokenizer:
-    """Decodes one sequence. Owned by whoever streams that sequence; not shared between threads.
+    """Decodes one sequence. Owned by the code that streams that sequence; not shared between threads.
 
     Args:
         skip_special_tokens: leave control tokens out of the text instead of spelling them.

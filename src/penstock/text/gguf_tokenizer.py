@@ -8,8 +8,8 @@ text; all others are found by merging alone. Gemma 4's files differ in two ways.
 seven control tokens, so the files type them as user-defined: `VISIBLE_CONTROL` are control tokens whatever their type.
 And its converter types added tokens of the vocabulary as normal: runs of newlines that no merge makes are added tokens.
 
-WordPiece files mark the first piece of a word with U+2581, and do not say whether text is lower-cased before it is cut:
-it is if no normal token has a capital letter.
+WordPiece files mark the first piece of a word with U+2581, and do not say whether text is lower-cased before it is cut;
+it is lower-cased if no normal token has a capital letter.
 
 End-of-sequence tokens are the file's own `eos` and every control token named in `END_NAMES`: files often name only one,
 but a chat model ends a turn with one and a document with another (Llama 3: `<|eot_id|>` and `<|end_of_text|>`). A name
@@ -283,7 +283,7 @@ def _is_special(vocabulary: GgufVocabulary, text: str, type_: int) -> bool:
 
 def _put_around(backend: Backend, vocabulary: GgufVocabulary) -> None:
     """Add BOS before a text and EOS after it, as the file says."""
-    # The names differ from the spellings, which may contain a colon: the template notation gives it a meaning.
+    # The names differ from the spellings, which may contain a colon: the template notation gives the colon a meaning.
     ids = {"bos": vocabulary.bos} if vocabulary.add_bos else {}
     before, after = list(ids), ["eos"] if vocabulary.add_eos else []
     ids |= {"eos": vocabulary.eos} if vocabulary.add_eos else {}

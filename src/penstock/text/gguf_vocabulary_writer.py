@@ -128,13 +128,13 @@ def _tokens(parts: TokenizerParts, model: dict[str, Any], rows: int) -> tuple[li
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """Left and right part of every merge; older files store them as one string."""
+    """The left and right part of every merge; older files store both as one string."""
     pairs = (each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"])
     return [(left, right) for left, right in pairs]
 
 
 def _scores(model: dict[str, Any], tokens: list[str]) -> list[float]:
-    """Scores that reproduce the merges' order: a token's is minus the index of the first merge that makes it."""
+    """Scores that reproduce the merges' order: a token's score is minus the index of the first merge that makes it."""
     places: dict[str, int] = {}
     for place, (left, right) in enumerate(_merges(model)):
         places.setdefault(left + right, place)

@@ -67,7 +67,7 @@ class ReasoningSplit:
         self._tags = tags
         self._place = _Place.INSIDE if opened else _Place.BEFORE
         self._held = ""  # may be the start of a tag
-        self._space: list[str] = []  # belongs to what comes next, unless that is a tag
+        self._space: list[str] = []  # emitted with the text that follows; dropped if a tag follows
         self._started = False
         self._seen = 0
         self.end = 0

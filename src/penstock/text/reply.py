@@ -79,7 +79,7 @@ class ReplyFormat:
         return self.reader_of(prompt.tools, rules, opened=opened)
 
     def reader_of(self, tools: tuple[Tool, ...], rules: ReplyRules, *, opened: bool) -> ReplyReader | None:
-        """As `reader`, from what the reader of another process says of itself: its `tools`, `rules` and `opened`."""
+        """As `reader`, from the `tools`, `rules` and `opened` that a reader in another process reports."""
         splits = self._splits(rules)
         calls = self._call_format(rules) if tools else None
         if calls is None and not splits:
@@ -162,9 +162,9 @@ class ReplyReader:
     def judgement(self) -> Judgement:
         """How the tools judge calls.
 
-        If the model must call, a grammar holds it to calls, so every tool streams. If it may, a call of a strict tool
-        is emitted when complete. With a form, this applies to every tool: an object of that form may look like a call,
-        and is one only if its arguments fit.
+        If the model must call, a grammar holds it to calls, so every tool streams. If it may call, a call of a strict
+        tool is emitted when complete. If the answer has a form, every tool's call is: an object of that form may look
+        like a call, and is one only if its arguments fit.
         """
         schemas = self.schemas
         if self.rules.form is not None:

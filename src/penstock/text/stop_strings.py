@@ -1,6 +1,6 @@
 """Finds stop strings in streamed text, and holds back only what may still become one.
 
-The match that ends first wins; of several that end together, the longest. A generation that checked every stop string
+The match that ends first wins; if several end together, the longest. A generation that checked every stop string
 after every character would stop in the same place, so the result does not depend on how the text is cut into pieces.
 
 The search is an automaton over all stop strings at once (Aho and Corasick, 1975): one transition per character, and
@@ -34,7 +34,7 @@ class StopScan:
 
 
 class StopStrings:
-    """Searches one sequence's text. Owned by whoever streams that sequence; not shared between threads.
+    """Searches one sequence's text. Owned by the code that streams that sequence; not shared between threads.
 
     Args:
         strings: the stop strings; with none, every piece is emitted at once.

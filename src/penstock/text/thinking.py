@@ -35,7 +35,7 @@ class ReasoningBudgets:
         """Make the budget for the answers to a prompt.
 
         Args:
-            tokens: the most tokens of reasoning.
+            tokens: the maximum number of reasoning tokens.
             prompt: the prompt as requested.
             rendered: the prompt's text; a conversation's as the template wrote it.
             reader: the reader that parses the answers, if any: both must see the same text.
@@ -65,7 +65,7 @@ class ReasoningBudgets:
     def spell(self, text: str) -> tuple[int, ...]:
         """The ids of `text` in any context; () if the vocabulary cannot spell it.
 
-        The tokenizer's own encoding, unless that adds something (SentencePiece's dummy space); else by longest match.
+        They are the tokenizer's own, unless it adds something (SentencePiece's dummy space); else the longest match.
         """
         if text not in self._spelled:
             tokenizer = self._text.tokenizer

@@ -264,7 +264,7 @@ class TextModel:
         return self.tokenizer.encode_chat(self.render(ChatPrompt(tuple(messages))))
 
     def render(self, prompt: ChatPrompt, tenant: str = "") -> RenderedChat:
-        """Render the conversation with the model's chat template, on a tenant's behalf.
+        """Render the conversation with the model's chat template, for a tenant.
 
         Raises:
             InvalidParameter: the model has no chat template, or it refuses the conversation.
@@ -294,13 +294,13 @@ class TextModel:
 
 
 def twin_of(backend: Backend) -> Backend:
-    """A copy of a pipeline, with switches of its own. It shares the vocabulary, which may take 100 MB."""
+    """A copy of a pipeline, with switches of its own. Both share the vocabulary, which may take 100 MB."""
     twin = Backend(backend.model)
     twin.normalizer = backend.normalizer
     twin.pre_tokenizer = backend.pre_tokenizer
     twin.post_processor = backend.post_processor
     twin.decoder = backend.decoder
-    for _, token in sorted(backend.get_added_tokens_decoder().items()):  # new ones get their ids in this order
+    for _, token in sorted(backend.get_added_tokens_decoder().items()):  # added tokens get their ids in this order
         (twin.add_special_tokens if token.special else twin.add_tokens)([token])
     return twin
 
@@ -313,7 +313,7 @@ def open_text(
     Args:
         files: the text half of the model's files.
         tool_call_parser: how the model writes calls; see `EngineConfig`.
-        reasoning_parser: how the model writes its reasoning; likewise.
+        reasoning_parser: how the model writes its reasoning; see `EngineConfig`.
         chat_template: a file to read the template from; or what a model without one gets: `auto` for the plain-text
             template, `none` for none.
 

@@ -30,7 +30,7 @@ class TokenizerParts:
         special_tokens: spelling by role (`bos_token`, `eos_token`, ...), as chat templates see them.
         bos: -1 when the model has none.
         template: None when the model has no chat template.
-        tool_template: a second one, for conversations with tools; None where the first serves both.
+        tool_template: the template for conversations with tools; None if `template` serves those too.
     """
 
     file: str

@@ -116,7 +116,7 @@ def _refuse_retrieval(uri: str) -> NoReturn:
 
 
 def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
-    """Refuse references other than `#` and `#/...`, so that `_Cost` and the library follow the same ones."""
+    """Refuse references other than `#` and `#/...`, so that `_Cost` and the library follow the same references."""
     reference = node.get("$ref", "#")
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise InvalidParameter(param, f"{param}: a $ref must be # or begin with #/.")
@@ -128,7 +128,7 @@ def _refuse_foreign(node: dict[str, Any], root: Any, param: str) -> None:
 
 
 def _schemas_in(root: Any) -> Iterator[dict[str, Any]]:
-    """Every subschema, without the values of `enum` and the like."""
+    """Every subschema, without the values of `enum` and similar keywords."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -172,7 +172,7 @@ class _Cost:
             return self._known[key]
         if len(self._known) >= _MOST_PAIRS:
             return _MOST_VISITS + 1
-        self._known[key] = 0  # met again below, it is a circular reference, which the library cuts
+        self._known[key] = 0  # a pair met again below is a circular reference, which the library cuts
         total = 1 + len(schema.get("enum", ()))
         for part, of in _parts(self._root, schema, value):
             total += self.visits(part, of)

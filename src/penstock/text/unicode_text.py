@@ -12,7 +12,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def require_unicode(text: str, param: str) -> str:
-    """Return the text itself, once checked.
+    """Check `text` and return it.
 
     Raises:
         InvalidParameter: it has a lone surrogate (Unicode 3.9, D76), which no tokenizer can encode; names `param`.

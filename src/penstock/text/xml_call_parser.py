@@ -271,7 +271,7 @@ class XmlCallParser:
                 return
             self._call()
             self._emit(arguments)
-        self._called = False  # it is over; nothing of it is held back
+        self._called = False  # the call is over; nothing of it is held back
         self.ended = not self._parallel
 
     def _leave(self, text: str) -> str:

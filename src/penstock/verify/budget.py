@@ -19,7 +19,7 @@ class Budget:
     Attributes:
         requests: sequences to draw; some are choices of the same request.
         schedules: ways to run them all together.
-        seed: of everything that is drawn.
+        seed: seeds everything that is drawn.
         prompt_tokens: length of the longest prompt; the model's context may allow less.
         new_tokens: most tokens generated for a request.
 

@@ -1,7 +1,7 @@
 """Compares the outcome of a request in a schedule with its outcome alone.
 
 Two outcomes are the same if their token ids, their log probabilities (as floats) and everything else that a caller is
-told are equal. There is no tolerance anywhere.
+told are equal. No comparison has a tolerance.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _BESIDE = ("tops", "ranks", "text", "end", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where two outcomes differ, as (token id, log probability); None where there is no token.
+    """The first place where two outcomes differ, each as (token id, log probability); None where there is no token.
 
     Attributes:
         at: index among the generated tokens.
         failure: why the request failed there; "" if it did not.
-        what: what differs if no token does: tops, ranks, text, end or prompt; "" otherwise.
+        what: what differs if all tokens are equal: tops, ranks, text, end or prompt; "" otherwise.
     """
 
     at: int
@@ -65,11 +65,11 @@ class Tally:
     """How many of the compared places agree.
 
     Attributes:
-        tokens: how many were compared.
-        requests: how many of them differ anywhere.
+        tokens: how many tokens were compared.
+        requests: how many requests differ anywhere.
         ids: places with another token id, a token too few or a token too many. The first one in a request is usually
-            followed by many, because everything after it continues another text.
-        logprobs: places with the same id and another log probability.
+            followed by many, because everything after it continues a different text.
+        logprobs: places with the same id and a different log probability.
         others: requests with the same tokens and log probabilities, but other top tokens, ranks, text, end or prompt
             scores.
         largest: largest difference of log probabilities before the first token id that differs.

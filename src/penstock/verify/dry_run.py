@@ -1,8 +1,8 @@
 """Runs a schedule without a model, to see whether it does what it was built for: preempt, and draw plain batches.
 
-A request that a stop string, a stop token, repetition or a grammar may end generates as few tokens here as it ever may,
-so what happens here happens with a model too, without luck. Plain requests run to their last token in both. Takes
-milliseconds.
+A request that a stop string, a stop token, repetition or a grammar may end generates only its fewest possible tokens
+here, so whatever happens here is certain to happen with a model too. Plain requests run to their last token in both. A
+dry run takes milliseconds.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _NoModel:
 
 
 class _AlwaysRight:
-    """Makes the longest guesses, which `_NoModel` then draws: sequences end in the fewest steps."""
+    """Makes the longest guesses, all of which `_NoModel` then draws, so that sequences end in the fewest steps."""
 
     def guess(self, sequences: Iterable[Draftable]) -> tuple[Draft, ...]:
         return tuple(Draft(one.seq_id, (one.tokens[-1],) * min(one.most, LONGEST_GUESS)) for one in sequences)
@@ -78,4 +78,4 @@ def _keep_threads(threads: int) -> None:
 
 
 def _count_nothing() -> None:
-    """Do nothing: a dry run is not part of the progress that is shown."""
+    """Do nothing: the progress that is shown leaves dry runs out."""

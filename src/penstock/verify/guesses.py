@@ -1,6 +1,6 @@
-"""Guesses the next tokens, some right and some wrong, for schedules: answers must not depend on guesses.
+"""Guesses the next tokens for schedules, some right and some wrong: answers must not depend on guesses.
 
-The guesser knows each request's answer, so it can be right as often as it likes. Drafts are not weighed in these
+The guesser knows each request's answer, so it can be right at any chosen rate. Drafts are not weighed in these
 schedules: every guess for which there is room is computed.
 """
 
@@ -29,7 +29,7 @@ class Guesses:
     """The guesses of one schedule. Owned by its drive.
 
     Args:
-        seed: of the random draws.
+        seed: seeds the random draws.
         right: the chance that a guessed token is right.
         answers: generated tokens by request id; other requests get no guesses.
     """

@@ -1,4 +1,4 @@
-"""The proof that answers are exact, as far as a finite number of experiments can prove it.
+"""Proves that answers are exact, as far as a finite number of experiments can prove it.
 
 Draws requests and schedules, runs each request alone, runs all of them in each schedule, and compares. Invariant: the
 verdict on a request depends on the seed, the budget, the target and the operator's options, never on earlier
@@ -120,9 +120,9 @@ def open_target(
     cache_dir: Path | None = None,
     announce: Callable[[str], None] = lambda line: None,  # noqa: ARG005
 ) -> Iterator[Target]:
-    """A loaded model with its text, its draft model if it has one, and its grammars.
+    """Open a loaded model as a target, with its text, its draft model if it has one, and its grammars.
 
-    Grammars and other ranks are closed with the block.
+    Grammars and other ranks are closed when the block ends.
 
     Args:
         loaded: the model.
@@ -131,7 +131,7 @@ def open_target(
         announce: called with each line of the start report of a draft model.
 
     Raises:
-        SetupError: its tokenizer or chat template cannot be used, or its draft model cannot.
+        SetupError: the model's tokenizer, chat template or draft model cannot be used.
     """
     text = open_text(loaded.files.text)
     loaded, draft = load_guesser(served, find_draft_model(served, cache_dir), text, loaded, announce)
@@ -203,4 +203,4 @@ def _counter(on_progress: OnProgress | None, whole: int) -> Callable[[], object]
 
 
 def _say_nothing(line: str) -> None:
-    """Drop a line of the start report: nobody reads it."""
+    """Drop a line of the start report: here nobody reads it."""

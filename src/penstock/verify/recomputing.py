@@ -31,14 +31,14 @@ _REQUEST = "certified"
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """What came of computing a certified answer again.
+    """The result of computing a certified answer again.
 
     Attributes:
-        arithmetic: (field, certified, here) where what computes here is not what computed then: the bits of log
-            probabilities may then differ, and tokens with them, though nobody changed anything.
+        arithmetic: (field, certified, here) for each field of the contract in which the arithmetic here differs from
+            the certified one. Log probabilities, and with them tokens, may then differ without any tampering.
         difference: the first place that differs; None if nothing does.
         same_tokens: whether every token, and how each choice ended, is the same.
-        refused: why it could not be computed; "" if it was.
+        refused: why the answer could not be computed; "" if it was.
     """
 
     arithmetic: tuple[tuple[str, str, str], ...] = ()
@@ -48,16 +48,16 @@ class Recomputed:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the answer is what the certificate says, computed by what it says."""
+        """Whether the answer is what the certificate says, computed with the arithmetic that it names."""
         return not (self.arithmetic or self.difference or self.refused)
 
     @property
     def refuted(self) -> bool:
-        """Whether the certificate does not hold. If it is neither, this machine cannot tell."""
+        """Whether the certificate is wrong. If it is neither confirmed nor refuted, this machine cannot tell."""
         return bool(self.refused) or (self.difference is not None and not self.arithmetic)
 
     def explain(self) -> str:
-        """In words, on one line."""
+        """The result in words, on one line."""
         if self.refused:
             return f"differs: it cannot be computed: {self.refused}"
         if not self.arithmetic:
@@ -81,7 +81,7 @@ class Recomputing:
         """Compute one answer again, alone.
 
         Raises:
-            ConfigError: it is of another model than this one, or does not fit here.
+            ConfigError: the certificate is of another model than this one, or does not fit here.
         """
         arithmetic = []
         for name, theirs, ours in contract_differences(certificate.contract, self._contract):
@@ -121,7 +121,7 @@ class Recomputing:
 def open_recomputing(
     config: EngineConfig, contract: AnswerContract, cache_dir: Path | None = None
 ) -> Iterator[Recomputing]:
-    """The operator's model in the form of a contract, computed as plainly as can be: nothing cached, nothing guessed.
+    """Open the operator's model in the form that a contract names, to compute plainly: no cache and no drafts.
 
     Raises:
         SetupError: the model cannot be used, or its answers cannot be certified here.

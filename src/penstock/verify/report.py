@@ -83,7 +83,7 @@ class Report:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """What the schedules were built for but did not do; as long as anything is lacking, nothing is proved."""
+        """What the schedules were built for but did not do; nothing is proved while anything is lacking."""
         idle = [
             verdict.schedule.index for verdict in self.verdicts if verdict.schedule.tight and not verdict.recomputed
         ]
@@ -103,7 +103,7 @@ class Report:
 
     @property
     def _expects_states(self) -> bool:
-        """Whether any schedule runs everything twice with checkpoints and the prefix cache, which finds them."""
+        """Whether any schedule has checkpoints and runs everything twice with the prefix cache, which finds them."""
         runs = (verdict.schedule for verdict in self.verdicts)
         return any(each.config.checkpoints and each.cache == "warm" for each in runs)
 
@@ -137,7 +137,7 @@ class Report:
         return "\n".join(lines)
 
     def coverage_line(self) -> str:
-        """How often the events occurred that must not change answers."""
+        """How often each event that must not change answers occurred."""
         tight = ", ".join(str(verdict.schedule.index) for verdict in self.verdicts if verdict.schedule.tight)
         counted = (
             "preemptions",
@@ -180,7 +180,7 @@ class Report:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the traces and the prompts, as JSON values."""
+        """Everything except the traces and the prompts, as JSON values."""
         return {
             "exact": self.exact,
             "proved": self.proved,

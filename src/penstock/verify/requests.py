@@ -1,6 +1,6 @@
 """Draws requests: ragged prompts of random tokens, many with a common prefix, with every sampling parameter.
 
-Requests are of four kinds in fixed shares, because chance alone leaves paths untried: plain requests, which the
+There are four kinds of requests in fixed shares, because chance alone leaves paths untried: plain requests, which the
 compiled sampler draws alone; requests with a grammar, whose masks are computed together; requests whose log
 probabilities show every token that a penalty counts; and requests with any mixture of parameters. Invariant: the same
 seed, sizes and model give the same requests.
@@ -90,7 +90,7 @@ def draw_requests(
 def dealt_adapters(
     requests: Sequence[SequenceRequest], adapters: Sequence[tuple[str, str]]
 ) -> tuple[SequenceRequest, ...]:
-    """The requests with adapters, given as name and digest: in turn none, then each of them."""
+    """The requests with adapters, given as (name, digest), dealt in turn: first no adapter, then each adapter."""
     every = [("", ""), *adapters]
     chosen = [every[int(request.id.partition("/")[0]) % len(every)] for request in requests]
     return tuple(
@@ -106,7 +106,7 @@ def is_plain(request: SequenceRequest) -> bool:
 
 
 def kind_of(request: SequenceRequest) -> Kind:
-    """The kind of a request; one whose grammar this model cannot follow is mixed."""
+    """The kind of a request; a request whose grammar this model cannot follow counts as mixed."""
     if is_plain(request):
         return Kind.PLAIN
     if request.grammar is not None:
@@ -137,9 +137,9 @@ def _sequences(
 
 
 def draw_prompt(draw: Random, vocab_size: int, longest: int, earlier: Sequence[Prompt]) -> Prompt:
-    """Draw a prompt of 1 to `longest` tokens; more often than not it begins like one of `earlier`.
+    """Draw a prompt of 1 to `longest` tokens; more often than not it shares a prefix with one of `earlier`.
 
-    Some continue like another earlier prompt, at the same positions: a block there has known tokens after a new prefix.
+    Some then continue like another earlier prompt, at the same positions: a block with known tokens after a new prefix.
     """
     shared: Prompt = ()
     if earlier and draw.random() < _SHARED_SHARE:
@@ -169,7 +169,7 @@ def _draw_dealt(draw: Random, number: int, vocab: Vocab, new_tokens: int) -> Sam
 
 
 def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
-    """Draw a plain request; nothing ends it before its last token, so the preemptions that it causes are certain."""
+    """Draw a plain request; nothing ends it before its last token, so it is certain to cause preemptions."""
     return SamplingParams(
         temperature=round(draw.uniform(0.7, 1.5), 3),
         top_p=draw.choice((1.0, 0.95, 0.8)),
@@ -180,7 +180,7 @@ def _draw_plain(draw: Random, new_tokens: int) -> SamplingParams:
 
 
 def _draw_penalised(draw: Random, new_tokens: int) -> SamplingParams:
-    """Draw penalties without any filter, so that every token's log probability depends on the penalties of all."""
+    """Draw penalties without any filter: each token's log probability then depends on the penalties of all tokens."""
     return SamplingParams(
         temperature=round(draw.uniform(0.7, 0.95), 3),
         presence_penalty=draw.choice((0.7, -1.5)),
@@ -198,7 +198,7 @@ def draw_params(draw: Random, vocab: Vocab, new_tokens: int, *, formed: bool | N
 
     `formed` says whether there is a grammar; None leaves it to chance. Log probabilities are always requested, in any
     mode. Parameters that contradict a grammar are not drawn with one. Few requests end before their last token, because
-    short ones put no pressure on the others.
+    short requests put no pressure on the others.
     """
     greedy, by_luck = draw.random() < _GREEDY_SHARE, draw.random() < _FORMED_SHARE
     formed = by_luck if formed is None else formed

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class ScheduleCrashed(EngineFault):
-    """A step raised, or left the scheduler in a state that its invariants forbid.
+    """Raised when a step raised, or left the scheduler in a state that its invariants forbid.
 
     Attributes:
         index: the schedule's index.
@@ -133,7 +133,7 @@ class _Watch:
     """Counts, plan by plan, the events that a schedule was built for. Owned by the drive.
 
     Args:
-        schedule: the schedule whose requests count; None counts nothing.
+        schedule: the schedule whose requests are counted; None counts nothing.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -146,7 +146,7 @@ class _Watch:
         self.plain_steps = 0
 
     def lose(self) -> None:
-        """Note that the runner is gone: sequences that come back now were not preempted."""
+        """Note that the runner is lost: sequences that are admitted again now were not preempted."""
         self._excused.update(self._owners.values())
         self._owners.clear()
 
@@ -257,7 +257,7 @@ class _Drive:
         return [event.seq_id for event in self.scheduler.commit(plan, result) if self._ends(event)]
 
     def _lose_runner(self) -> list[str]:
-        """Do as the engine does when the runner's process was killed: a new runner computes everything again."""
+        """Do what the engine does when the runner's process was killed: a new runner computes everything again."""
         self.losses += 1
         self.watch.lose()
         events = self.scheduler.fail_step(killed=True)
@@ -268,7 +268,7 @@ class _Drive:
         return [event.seq_id for event in events if self._ends(event)]
 
     def _ends(self, event: SeqEvent) -> bool:
-        """Note an event; return whether it is its sequence's last."""
+        """Note an event; return whether it is the last one of its sequence."""
         live = self._live.get(event.seq_id)
         if live is None:  # a stop string ended it earlier in this step
             return False
@@ -301,9 +301,9 @@ class _Drive:
 
 
 def run_alone(target: Target, request: SequenceRequest) -> Outcome:
-    """The reference: one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache.
+    """Run one request on a fresh scheduler and runner, its prompt in one chunk, with no prefix cache: the reference.
 
-    It keeps all its blocks, even outside its attention window: giving them back must not matter.
+    The request keeps all its blocks, even outside its attention window, because giving them back must not matter.
 
     Raises:
         EngineFault: the request fails, so there is nothing to compare with.
@@ -376,7 +376,7 @@ def _run_all(drive: _Drive, schedule: Schedule, on_finished: OnFinished) -> dict
     step = 0
     while coming or drive.scheduler.has_work:
         if not drive.scheduler.has_work:
-            step = max(step, coming[0].step)  # nothing happens until then
+            step = max(step, coming[0].step)  # nothing happens until the next arrival
         while coming and coming[0].step <= step:
             drive.submit(coming.popleft().request)
         while leaving and leaving[0][0] <= step:

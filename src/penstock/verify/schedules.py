@@ -27,12 +27,12 @@ _FEWEST_TIGHT_SEQS = 4
 _LONGEST_LIFE = 12
 _ATTEMPTS = 16
 _RIGHT_GUESSES = (None, None, 0.5, 0.7)
-"""Taken in turn, so that some tight and some other schedules guess, and the rest do not; with `--no-speculate` none."""
+"""Taken in turn, so that some tight and some other schedules guess and the rest do not; `--no-speculate`: none do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is submitted before step `step`; ties keep the order of the schedule."""
+    """A request that is submitted before step `step`; requests of the same step keep the order of the schedule."""
 
     step: int
     request: SequenceRequest
@@ -55,10 +55,10 @@ class Schedule:
         runs: how often all requests are run, one run after another, on the same scheduler and KV memory; the second run
             finds what the first one cached.
         tight: whether the pool is too small for all running requests, so that some must be preempted.
-        by_kind: whether requests of a kind arrive together, so that whole batches are of that kind.
+        by_kind: whether requests of a kind arrive together, so that whole batches consist of that kind.
         arrivals: in order of submission.
         right_guesses: the chance that a guessed token is right; None if nothing is guessed.
-        losses: steps in which the runner is lost, with all that it had in memory.
+        losses: steps in which the runner is lost, with everything that it had in memory.
     """
 
     index: int
@@ -133,7 +133,7 @@ def draw_schedules(
 
     Args:
         count: number of schedules.
-        seed: of everything that is drawn.
+        seed: seeds everything that is drawn.
         requests: the requests that each schedule runs.
         served: the operator's options.
         vocab: for the prompts and parameters of strangers.
@@ -148,7 +148,7 @@ def draw_schedules(
             three, alone or beside other guesses.
 
     Raises:
-        ConfigError: a single request needs more than `served_blocks`.
+        ConfigError: a single request needs more blocks than `served_blocks`.
     """
     schedules = []
     for index in range(count):
@@ -178,9 +178,9 @@ def _guessing(attempts: Iterable[Schedule], right: float | None, draft_context: 
 
 
 def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
-    """Lose the runner in two steps, early enough that some requests are not done.
+    """Lose the runner in two steps, early enough that some requests are unfinished.
 
-    Not in a schedule that is built to preempt: after a loss, requests come back one by one and may all find room.
+    Schedules that are built to preempt lose none: after a loss, requests come back one by one and may all find room.
     """
     for drawn in attempts:
         if drawn.tight:
@@ -191,7 +191,7 @@ def _losing(draw: Random, attempts: Iterable[Schedule]) -> Iterator[Schedule]:
 
 
 def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> Schedule:
-    """The first attempt that does all that it was built for, else the one that does most of it."""
+    """The first attempt that does everything it was built for, else the attempt that does most of it."""
     found: list[tuple[float, Schedule]] = []
     for schedule in attempts:
         fulfilled = _fulfilled(schedule, dry_run)
@@ -202,7 +202,7 @@ def _best(attempts: Iterable[Schedule], dry_run: Callable[[Schedule], Seen]) -> 
 
 
 def _fulfilled(schedule: Schedule, dry_run: Callable[[Schedule], Seen]) -> float:
-    """The share of what a schedule was built for that happens in it; 1 for all.
+    """How much of what a schedule was built for happens in it, as a share; 1 for everything.
 
     A tight schedule should recompute one request in four; a schedule with arrivals by kind should have plain batches.
     """
@@ -247,7 +247,7 @@ def _draw_schedule(
 def _deal(index: int, served: EngineConfig) -> _Traits:
     """The traits of schedule `index`.
 
-    Every second schedule is tight, and the cache is warm, cold and off in turn: all pairs within six schedules.
+    Every second schedule is tight, and the cache is warm, cold and off in turn: six schedules cover all pairs.
     Requests arrive by kind in tight schedules and in every second one of the others.
     """
     if index == 0:
@@ -286,7 +286,7 @@ def _draw_config(
     spare = draw.randint(0, 2) if traits.tight else 0
     chunk = 2 * max(len(request.prompt) for request in everyone)
     if traits.tight and window is not None:
-        chunk = min(chunk, window)  # else the pool, which must hold a chunk, is not tight for windows
+        chunk = min(chunk, window)  # else the pool, which must hold a chunk, is too large to be tight with a window
     sizes = SchedulerConfig(
         num_blocks=1,
         block_size=block_size,
@@ -301,7 +301,7 @@ def _draw_config(
 
 
 def _with_checkpoints(draw: Random, schedule: Schedule, served: EngineConfig) -> Schedule:
-    """Add checkpoints and spare states: in schedule 0 as the operator has them, in others few or many."""
+    """Add checkpoints and spare states: in schedule 0 as the operator has them, in the others few or many."""
     config = schedule.config
     size, seqs = config.block_size, config.max_num_seqs
     if schedule.index == 0:
@@ -339,7 +339,7 @@ def _draw_arrivals(draw: Random, requests: Sequence[SequenceRequest]) -> tuple[A
 def _draw_arrivals_by_kind(draw: Random, requests: Sequence[SequenceRequest], traits: _Traits) -> tuple[Arrival, ...]:
     """Draw arrivals kind by kind, each kind at once and in any order; in tight schedules the plain kind is first.
 
-    A kind arrives while the one before it still runs, but only after that one had some steps to itself.
+    A kind arrives while the kind before it still runs, but only after the earlier kind had some steps to itself.
     """
     kinds = draw.sample(tuple(Kind), k=len(Kind))
     if traits.tight:
@@ -354,7 +354,7 @@ def _draw_arrivals_by_kind(draw: Random, requests: Sequence[SequenceRequest], tr
 
 
 def _draw_strangers(draw: Random, requests: Sequence[SequenceRequest], vocab: Vocab) -> tuple[Stranger, ...]:
-    """Draw strangers: one, and one per four requests, with similar prompts, aborted before, in or after them."""
+    """Draw one stranger, and one more per four requests, with similar prompts; aborted before, in or after them."""
     prompts = [request.prompt for request in requests]
     longest = max(requests, key=_most_tokens)
     strangers = []

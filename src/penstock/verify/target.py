@@ -1,4 +1,4 @@
-"""What is verified: a model behind the `Runner` port, and the settings outside the plan that must not matter.
+"""The target of a proof: a model behind the `Runner` port, and the settings outside the plan that must not matter.
 
 The rest of this package runs the model only through this value, so that any runner can stand in for it.
 """
@@ -29,13 +29,13 @@ class Target:
         vocab_size: token ids are drawn from `range(vocab_size)`.
         max_positions: length of the context.
         make_runner: makes a runner with fresh KV memory, for plans of a scheduler with this configuration.
-        set_threads: sets the number of compute threads of runners that are made from then on.
+        set_threads: sets the number of compute threads for runners that are made afterwards.
         threads: the number of compute threads unless a schedule says otherwise.
         model_digest: identifies the model in block keys.
         text: the model's tokenizer and chat template.
         grammars: compiles grammars; None if no request is to have one.
-        window: see `SchedulerConfig.window`; schedules give blocks back by it, as the engine does.
-        stateful: whether the model carries recurrent state, for which schedules have checkpoints.
+        window: see `SchedulerConfig.window`; schedules give back blocks that left it, as the engine does.
+        stateful: whether the model carries recurrent state; if so, schedules have checkpoints.
         blocks_for: (bytes, block size) -> number of KV blocks that fit.
         draft_context: positions that the draft model can compute; 0 if there is none.
         adapters: name and digest of each adapter that requests may name.
@@ -66,8 +66,8 @@ class Target:
     ) -> Target:
         """The target for a loaded model; `threads` is the option of that name, 0 for one thread per physical core.
 
-        With `draft`, its runners have a draft model if the scheduler's configuration asks for guesses. They have the
-        adapters that the model's options name.
+        With `draft`, the target's runners have a draft model if the scheduler's configuration asks for guesses. They
+        have the adapters that the model's options name.
 
         Raises:
             ConfigError: the model only embeds, or an adapter cannot be used.
@@ -87,7 +87,7 @@ class Target:
 
         def make_runner(config: SchedulerConfig) -> Runner:
             kv = on_threads.kv_store(config.num_blocks, config.block_size)
-            kv.fill_with_nan()  # makes a read of a position that was never written show in the result
+            kv.fill_with_nan()  # so that reading a position that was never written shows in the result
             states = on_threads.state_store(config.max_num_seqs, config.checkpoints or 0, config.spare_states)
             if states is not None:
                 states.fill_with_nan()

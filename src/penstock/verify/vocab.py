@@ -1,6 +1,6 @@
-"""What is needed of a model to draw requests: token ids, some tokens' texts, and parameters resolved as in the engine.
+"""What drawing requests needs from a model: token ids, the texts of some tokens, parameters resolved as in the engine.
 
-Invariant: immutable, and the same for the same model.
+Invariant: immutable, and the same model gives the same value.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Vocab:
                 spec = spec.without(error.param)
 
     def rules(self, params: SamplingParams) -> StopRules:
-        """The stop rules of a request with `params`, the model's end-of-sequence ids included."""
+        """The stop rules of a request with `params`, including the model's end-of-sequence ids."""
         rules = params.stop_rules()
         ends = frozenset[int]() if rules.ignore_eos else self.ends
         return replace(rules, token_ids=tuple(sorted(ends.union(rules.token_ids))))

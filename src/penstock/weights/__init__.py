@@ -1,6 +1,6 @@
-"""Files to named tensors: locating, reading, dequantising and binding.
+"""Turns model files into named tensors: locates, reads, dequantises and binds them.
 
-This package exports only what finds and fetches models, which needs no torch. `files` (`open_model`) and `bind`
+This package exports only the part that finds and fetches models and needs no torch. `files` (`open_model`) and `bind`
 (`Binder`) read tensors; importing either module imports torch.
 """
 

@@ -1,6 +1,6 @@
-"""The files of a LoRA adapter, whatever their format: which modules it updates, by which factors.
+"""The files of a LoRA adapter, whatever their format: which modules it updates, and by which factors.
 
-Decides what is read of an adapter, and which format a path is in. Does not know the model that it is for.
+Decides what is read of an adapter, and which format a path is in. Does not know the adapter's model.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Factors:
 
     Attributes:
         module: the module's name, as in the model's Hugging Face checkpoint.
-        down: the tensor of A, `[rank, K]`, by its name in the file.
-        up: that of B, `[N, rank]`.
-        shapes: of both.
-        scale: the factor.
+        down: name in the file of the tensor of A, `[rank, K]`.
+        up: name in the file of the tensor of B, `[N, rank]`.
+        shapes: shapes of A and B.
+        scale: the factor on `B @ A`.
     """
 
     module: str
@@ -53,7 +53,7 @@ class AdapterFiles:
     Attributes:
         path: the directory or the file.
         file: the file with its tensors, for messages.
-        factors: by module, in the order of their names.
+        factors: factors by module, in the order of the modules' names.
         digest: hex digits that identify the contents of its files.
         read_tensor: fills a float32 tensor with the numbers of a stored one, by its name.
     """
@@ -82,7 +82,7 @@ def digest_of(files: Iterable[Path]) -> str:
     """A hash of the contents of files, in their order.
 
     Raises:
-        ModelFileError: one cannot be read, or is too large.
+        ModelFileError: a file cannot be read, or is too large.
     """
     digest = hashlib.blake2b(digest_size=32)
     for path in files:

@@ -273,7 +273,7 @@ class Binder:
         return True
 
     def admit(self, names: Iterable[str]) -> None:
-        """Add tensors that the source has had since; each may be taken, once more if it was taken before."""
+        """Add tensors that the source gained after construction; each may be taken, again if it was taken before."""
         self._names.update(names)
         self._left.update(names)
 

@@ -1,8 +1,8 @@
-"""Binding in two steps, for a model that several ranks divide: headers first, then one rank's share of the weights.
+"""Binds in two steps, for a model that several ranks divide: headers first, then one rank's share of the weights.
 
-A family takes its weights as from any binder, and gets weights that have a size and no numbers; plain tensors, which
-are small, are read at once. From these a program is built and divided, and whoever divides it asks for the parts that
-are needed (`linear`, `stack`). Decides how a part of a weight is found in the files.
+A family takes its weights as from any binder, but gets weights with sizes and no numbers; only plain tensors, which are
+small, are read at once. A program is built from them and divided, and the code that divides it requests the parts that
+the rank needs (`linear`, `stack`). Decides how a part of a weight is found in the files.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _Taken:
     """How a family took a weight.
 
     Attributes:
-        weight: what it got, which has no numbers.
-        take: takes such parts in the same way, from the binder that reads.
-        stored: the parts' names and orientation, and their number of experts; 0 for a weight that is no stack.
+        weight: the weight that it got, without numbers.
+        take: takes parts of it in the same way, from the binder that reads.
+        stored: the parts' names and orientation, and their number of experts; 0 for a weight that is not a stack.
     """
 
     weight: Weight | StackedWeight
@@ -49,19 +49,19 @@ class _Taken:
 
 
 class DividedBinder:
-    """Hands a family weights without numbers, and a rank its parts of them; owned by the code that loads the model.
+    """Gives a family weights without numbers, and a rank its parts of them; owned by the code that loads the model.
 
     Args:
-        source: as for `Binder`; a `HeadersOnly` one for a share that is planned and not loaded.
+        source: as for `Binder`; a `HeadersOnly` source for a share that is planned and not loaded.
         dtype: as for `Binder`.
-        device: as for `Binder`, of what is loaded.
+        device: as for `Binder`, for the tensors that are loaded.
         file: as for `Binder`.
         progress: as for `Binder`.
         weight_format: as for `Binder`.
         cpu: as for `Binder`.
 
     Attributes:
-        predicts: False: what predicts a second token is not divided.
+        predicts: False: the part of a model that predicts a second token is not divided.
     """
 
     predicts = False
@@ -80,7 +80,7 @@ class DividedBinder:
         self._shares = SharedTensors(self._rows)
         self._headers = Binder(HeadersOnly(source), dtype, META, file, weight_format=weight_format)
         self.loaded = Binder(self._shares, dtype, device, file, progress, weight_format, cpu)
-        """The binder that reads: it has the bytes and formats of what was read so far."""
+        """The binder that reads numbers; it counts the bytes and formats of everything read so far."""
         self._taken: dict[int, _Taken] = {}
         self._cut: dict[tuple[int, Ranges | None, Ranges | None], Weight | StackedWeight] = {}
 
@@ -91,12 +91,12 @@ class DividedBinder:
 
     @property
     def device(self) -> torch.device:
-        """See `WeightLoader.device`; that of plain tensors."""
+        """See `WeightLoader.device`; the device of plain tensors."""
         return self.loaded.device
 
     @property
     def packing_bytes(self) -> int:
-        """As `Binder.packing_bytes`, for a planned share: the largest matrix is whole while a part of it is packed."""
+        """See `Binder.packing_bytes`, for a planned share: a whole matrix is in memory while a part of it is packed."""
         return self.loaded.packing_bytes + self._headers.packing_bytes
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -168,17 +168,17 @@ class DividedBinder:
         self.loaded.leave_out(part)
 
     def finish(self) -> None:
-        """As `Binder.finish`; a weight whose parts are read later counts as taken."""
+        """See `Binder.finish`; a weight whose parts are read later counts as taken."""
         self.loaded.finish()
 
     def forget(self) -> None:
-        """Free what was kept for parts to come: call it when all of them are read."""
+        """Free what was kept for reading parts; call this when all parts are read."""
         self._taken.clear()
         self._cut.clear()
         self._shares.forget()
 
     def linear(self, weight: Weight, outputs: Ranges | None = None, inputs: Ranges | None = None) -> Weight:
-        """Read these outputs and inputs of a weight, once; None for all."""
+        """Read these outputs and inputs of a weight (None for all); a repeated request returns the same part."""
         part: Weight = self._part(weight, outputs, inputs)
         return part
 
@@ -190,7 +190,7 @@ class DividedBinder:
         return part
 
     def unit(self, weight: Weight | StackedWeight) -> int:
-        """The inputs of a weight can be cut at multiples of this."""
+        """Granularity of cuts: the inputs of this weight can be cut at multiples of it."""
         taken = self._taken[id(weight)].stored
         kinds = self.loaded.kept_kinds(taken.tensors if taken.experts else _names(taken), transposed=taken.transposed)
         return max(map(block_inputs, kinds), default=1)
@@ -216,7 +216,7 @@ class DividedBinder:
         inputs: Ranges | None,
         all_inputs: int,
     ) -> tuple[str, tuple[int, int]]:
-        """Make a name for a part of a stored matrix, or of one for each expert; returns it with its shape."""
+        """Name a part of a stored matrix, or of one matrix per expert; returns the name and the part's shape."""
         lying = _interleaved(rows, all_rows) if stored.alternates and rows is not None else rows
         cut = (inputs, lying) if stored.transposed else (lying, inputs)
         each = [name.replace(_EXPERT, str(expert)) for expert in range(stored.experts)] if _EXPERT in name else [name]
@@ -250,7 +250,7 @@ def _count(ranges: Ranges | None, whole: int) -> int:
 
 
 def _by_part(stored: StoredExperts, outputs: Ranges | None) -> list[Ranges | None]:
-    """The rows of each part that belong to some outputs of all parts together, in the parts' own numbering."""
+    """The rows of each part that are among these outputs of the parts stacked, numbered within the part."""
     if outputs is None:
         return [None] * len(stored.parts)
     sizes = [rows for _, (rows, _) in stored.parts]
@@ -263,7 +263,7 @@ def _by_part(stored: StoredExperts, outputs: Ranges | None) -> list[Ranges | Non
 
 
 def _interleaved(rows: Ranges, count: int) -> Ranges:
-    """Where rows of a first half, and the same ones of a second half, lie in a matrix that interleaves both halves."""
+    """Where rows of the first half, and the same rows of the second, are in a matrix that interleaves both halves."""
     half = count // 2
     firsts = [each for each in rows if each.stop <= half]
     assert [range(each.start + half, each.stop + half) for each in firsts] == list(rows[len(firsts) :]), rows

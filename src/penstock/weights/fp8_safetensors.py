@@ -1,9 +1,9 @@
 """FP8 in safetensors: a matrix `NAME.weight` in E4M3, and its scales per block, per row or for the whole matrix.
 
 Decides how the two fit together. `NAME.weight_scale_inv` (DeepSeek-V3, section 3.3; despite its name a factor) or
-`NAME.weight_scale` has one number per block of rows and inputs (blocks at the edges may be partial), per row, or in
-all. The experts of a layer may be stacked in one tensor, with one tensor of scales. A weight's value is the product in
-float32: E4M3 has 4 bits of significand and the scale up to 24, so a narrower type such as bfloat16 rounds it. Where
+`NAME.weight_scale` has one number per block of rows and inputs (blocks at the edges may be partial), per row, or per
+matrix. The experts of a layer may be stacked in one tensor, with one tensor of scales. A weight's value is the product
+in float32: E4M3 has 4 bits of significand and the scale up to 24, so a narrower type such as bfloat16 rounds it. Where
 scales cover whole runs of 128 inputs, or a whole row, codes and scales can be kept separately, as rows of bytes for
 `packed_weight.pack_fp8`. A NaN code is an error, because no weight may be NaN.
 """

@@ -3,7 +3,7 @@
 Metadata: `general.type` is `adapter`, `adapter.type` is `lora`, `adapter.lora.alpha` is alpha; the update of a module
 is scaled by alpha divided by its rank, or not at all if alpha is 0. A weight of the model, `blk.0.attn_q.weight`, has
 the factors `blk.0.attn_q.weight.lora_a` `[r, K]` and `blk.0.attn_q.weight.lora_b` `[N, r]`. Names and the order of rows
-are those of the family's dialect, so the rows of B are put in Hugging Face order as those of the weight are.
+follow the family's dialect, so the rows of B are put in Hugging Face order like the rows of the weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["open_gguf_adapter"]
 
 _DOWN, _UP, _WEIGHT = ".lora_a", ".lora_b", ".weight"
 _BY_HEADS = (Arrangement.INTERLEAVED_QUERY, Arrangement.INTERLEAVED_KEY)
-_IN_ORDER = (Arrangement.SAME, Arrangement.TRANSPOSED)  # factors of a transposed weight are stored as of any other
+_IN_ORDER = (Arrangement.SAME, Arrangement.TRANSPOSED)  # factors of a transposed weight are stored like any others
 _KNOWN = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name", "adapter.lora.prompt_prefix"})
 
 
@@ -36,10 +36,10 @@ def open_gguf_adapter(path: Path, dialects: FindDialect, shape: ModelShape) -> A
     Args:
         path: the file.
         dialects: finds the dialect of the file's architecture.
-        shape: the model's sizes: heads decide the order of rows.
+        shape: the model's sizes; the numbers of heads determine the order of rows.
 
     Raises:
-        ModelFileError: the file is malformed, or needs what is not implemented; names the key or tensor.
+        ModelFileError: the file is malformed, or needs something that is not implemented; names the key or tensor.
     """
     header = read_gguf(path)
     file = str(path)
@@ -77,7 +77,7 @@ def open_gguf_adapter(path: Path, dialects: FindDialect, shape: ModelShape) -> A
 
 
 def _alpha(header: GgufHeader, file: str) -> float:
-    """The file's alpha, once it is known to be a LoRA adapter that can be read."""
+    """Check that the file is a LoRA adapter that can be read; returns its alpha."""
     wanted = {"general.type": "adapter", "adapter.type": "lora"}
     for key, value in wanted.items():
         if header.metadata.get(key) != value:
@@ -93,7 +93,7 @@ def _alpha(header: GgufHeader, file: str) -> float:
 
 
 def _stored_weight(name: str, header: GgufHeader, file: str) -> str:
-    """The weight that a factor belongs to, by its name in the model's file; both factors must be there."""
+    """The name, in the model's file, of the weight that a factor belongs to; both factors must be present."""
     for ending, other in ((_DOWN, _UP), (_UP, _DOWN)):
         if name.endswith(ending):
             stored = name.removesuffix(ending)

@@ -1,7 +1,7 @@
 """How a family's GGUF files map to its Hugging Face checkpoints: names, arrangements of rows, settings.
 
 Decides what a dialect consists of and how it is applied to a name. Does not know any family: each family's dialect is
-in its own file in `models`, and what several share is in `gguf_decoder`.
+in its own file in `models`, and what several families share is in `gguf_decoder`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arrangement(Enum):
     INTERLEAVED_QUERY = auto()
     """Row `2i + j` of a head is Hugging Face's row `j * D / 2 + i`."""
     INTERLEAVED_KEY = auto()
-    """The same, with the number of key heads."""
+    """The same for keys, with the number of key heads."""
     MINUS_ONE = auto()
     """A vector that Hugging Face stores minus 1 (the weights of Gemma's norms)."""
     FLAT = auto()

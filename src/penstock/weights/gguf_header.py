@@ -85,7 +85,7 @@ GGML_TYPE_NAMES: Mapping[int, str] = {
 
 _MAX_ITEMS = 1 << 23  # keys, array items and tensors of one header in total; a large vocabulary has fewer than 2^20
 _MAX_STRING = 1 << 24
-_LENGTH = struct.Struct("<Q")  # of a string, in front of it
+_LENGTH = struct.Struct("<Q")  # a string's length, stored before it
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -153,7 +153,7 @@ class _Cursor:
         return data
 
     def _lacks(self, count: int, left: int) -> NoReturn:
-        """Fewer than `count` bytes could be read of the `left` ones."""
+        """Raise the error for a read of `count` bytes that failed when the file had `left` bytes left."""
         if count > left:
             raise self.fail(f"needs {count} bytes where the file has {left} left")
         raise self.fail("the file became shorter while it was read")
@@ -173,7 +173,7 @@ class _Cursor:
         return self.strings(1)[0]
 
     def strings(self, count: int) -> tuple[str, ...]:
-        """Read so many strings. A vocabulary has a hundred thousand or more: one loop, with few calls in it."""
+        """Read `count` strings, in one loop with few calls: a vocabulary has a hundred thousand strings or more."""
         read, length_of, left, texts = self._stream.read, _LENGTH.unpack, self.left, []
         for _ in range(count):
             head = read(_LENGTH.size) if left >= _LENGTH.size else b""

@@ -1,10 +1,10 @@
 """Quantises numbers to GGUF's blocks of 256 with two levels of scales: Q4_K, Q5_K and Q6_K.
 
 Each share of 32 or 16 neighbours has its own scale, and in Q4_K and Q5_K its own minimum; a block stores them as
-integers of six or eight bits, in float16 units. A search minimises the squared error in three steps. First each share
-alone, with an unrestricted scale: from several initial guesses, round to get codes, then fit the scale by least
-squares. Then the integers nearest to those scales, and their neighbours. Then the block's units again, by least squares
-for the resulting codes. Rounds within a step never increase the squared error.
+integers of six or eight bits, in float16 units. A search minimises the squared error in three steps. First it fits
+each share alone, with an unrestricted scale: from several initial guesses, it rounds to get codes, then fits the scale
+by least squares. Then it tries the integers nearest to these scales, and their neighbours. Then it fits the block's
+units again, by least squares for the resulting codes. Rounds within a step never increase the squared error.
 
 Layouts as in `gguf_k_blocks`.
 """

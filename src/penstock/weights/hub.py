@@ -3,8 +3,8 @@
 Decides which files are fetched: JSON, safetensors, chat templates and SentencePiece models. Never pickles (`*.bin`,
 `*.pt`) and never code (`*.py`).
 
-Invariant: a directory gets its final name only when every file in it is complete. Interrupted downloads stay in
-`partial/`, say so, and resume there.
+Invariant: a directory gets its final name only when every file in it is complete. An interrupted download stays in
+`partial/`, and the next pull resumes there; a message says so.
 """
 
 from __future__ import annotations

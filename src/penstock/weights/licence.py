@@ -1,4 +1,4 @@
-"""The licence under which a model is published, as far as its files say.
+"""Finds the licence under which a model is published, as far as its files state it.
 
 Decides where to look: in a GGUF file's `general.license...` keys, or in the front matter of a directory's model card
 (`README.md`), under the Hugging Face hub's key names; otherwise in the catalogue. Does not know what a licence allows.

@@ -72,7 +72,7 @@ class Nf4Matrix:
 
     @property
     def kind(self) -> str:
-        """Always "": it is not kept as blocks."""
+        """Always "": the matrix is not kept as blocks."""
         return ""
 
     def read_numbers(self, name: str, out: Tensor) -> bool:

@@ -1,8 +1,8 @@
 """LoRA adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors`.
 
-Decides what each setting means (https://huggingface.co/docs/peft, `LoraConfig`), and which are refused: those that
-change more than the weights of linear modules by low-rank updates. A setting that is not known here is refused too,
-unless it is off. The tensors say which modules are updated; the settings must agree with them.
+Decides what each setting means (https://huggingface.co/docs/peft, `LoraConfig`), and which settings are refused:
+those that do more than add low-rank updates to the weights of linear modules. A setting that is not known here is
+refused too, unless it is off. The tensors say which modules are updated; the settings must agree with them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def open_peft(directory: Path) -> AdapterFiles:
     """Open an adapter without reading its tensors, beyond hashing them.
 
     Raises:
-        ModelFileError: a file is missing or malformed, or the adapter needs what is not implemented; names the file
-            and the setting or tensor.
+        ModelFileError: a file is missing or malformed, or the adapter needs something that is not implemented; the
+            error names the file and the setting or tensor.
     """
     config_file, tensors_file = directory / CONFIG_FILE, directory / TENSORS_FILE
     config = load_json_object(config_file)
@@ -108,10 +108,10 @@ class _Settings:
         return alpha / math.sqrt(rank) if self._by_root else alpha / rank
 
     def check_targets(self, modules: Iterable[str]) -> None:
-        """Make sure that the modules in the file are those that `target_modules` lists; a pattern is not compared.
+        """Check that the file has exactly the modules that `target_modules` lists; if it is a pattern, check nothing.
 
         Raises:
-            ModelFileError: one is not, or a name in the list is that of none.
+            ModelFileError: a module in the file is not listed, or a listed name fits no module in the file.
         """
         targets = self._config.get("target_modules")
         if targets is None or isinstance(targets, str):
@@ -157,7 +157,7 @@ class _Settings:
         return float(value)
 
     def _pattern(self, key: str, read: Any) -> list[tuple[re.Pattern[str], float]]:
-        """Values by patterns of module names; a pattern stands for the end of a name."""
+        """Values by patterns of module names; a pattern matches the end of a name."""
         value = self._config.get(key) or {}
         if not isinstance(value, dict):
             raise self._error(key, "must map names of modules to numbers")

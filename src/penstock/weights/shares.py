@@ -1,7 +1,7 @@
-"""Parts of stored matrices under names of their own: some rows and columns, for a rank that has a share of a model.
+"""Gives parts of stored matrices their own names: some rows and columns, for a rank that has a share of a model.
 
-Decides how a part is read: the matrix it belongs to is read as a whole and kept until another one is, since parts of
-the same matrix are requested one after the other; quantised blocks are cut between two blocks.
+Decides how a part is read: its whole matrix is read and kept until another matrix is read, because parts of the same
+matrix are requested one after the other. Quantised matrices are cut only between blocks.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _BLOCKS = {kind.name: (kind.elements, kind.bytes) for kind in READABLE_TYPES.val
 """Inputs and bytes of a block, by its kind."""
 
 _SCALE_BYTES = 4
-"""Of FP8, whose rows begin with a scale for each 128 inputs."""
+"""Bytes of an FP8 scale; FP8 rows begin with one scale per 128 inputs."""
 
 
 def block_inputs(kind: str) -> int:
-    """How many inputs a block of this kind has: its rows can be cut at multiples of it."""
+    """Number of inputs in a block of this kind; rows can be cut at multiples of it."""
     return F8_UNIT if kind == "FP8" else _BLOCKS[kind][0]
 
 
@@ -60,7 +60,7 @@ class SharedTensors(TensorSource):
         self._latest: tuple[object, Any] = None, None
 
     def part(self, of: str, rows: Ranges | None, columns: Ranges | None) -> str:
-        """The name of a part of the matrix or stack `of`; the last two dimensions are cut."""
+        """Name a part of the matrix or stack `of`, cut in its last two dimensions."""
         if rows is None and columns is None:
             return of
         cuts = (",".join(f"{each.start}:{each.stop}" for each in cut or ()) for cut in (rows, columns))

@@ -4,8 +4,8 @@ Decides how bytes become numbers of the requested dtype: read straight into the 
 converted in pieces otherwise, so that memory beyond the tensor itself stays within a few MiB. Knows no file format.
 
 Invariants: files are read, never mapped, so a tensor already handed out does not depend on its file, and a truncated
-file raises an error instead of a signal. Stored numbers are little-endian: both formats say so, and this machine must
-be little-endian too.
+file raises an error instead of a signal. Stored numbers are little-endian in both formats, and this machine must be
+little-endian too.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class TensorSource(Protocol):
         return False
 
     def rounded(self) -> Mapping[str, int]:
-        """What reading rounded because no wider form was requested: a description, and the number of tensors."""
+        """Tensors that reading rounded because no wider form was requested: their number, by a description."""
         return {}
 
     def unheeded(self) -> Sequence[str]:

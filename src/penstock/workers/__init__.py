@@ -1,4 +1,4 @@
-"""Work that may have to be killed: processes that answer orders within a budget, and turns for those who wait for one.
+"""Runs work that may have to be killed: processes answer orders within a budget, and threads take turns to use them.
 
 A worker's program calls `child.serve_orders`; its clients use a `WorkerPool`. Knows neither grammars nor templates.
 """

@@ -1,10 +1,10 @@
-"""The worker's side: answers orders until its owner is gone, and keeps to its budgets.
+"""The worker's side: answers orders within their budgets until its owner is gone.
 
 The operating system enforces the budgets, so that no long call of C code can evade them: a CPU timer kills the process,
-and memory beyond the limit is refused. The end of this process does not affect the engine's.
+and memory beyond the limit is refused. The engine's process survives the end of this one.
 
-Messages are one line each: first what the worker begins with, as JSON; then orders, each the seconds of CPU time that
-it may take, a space, and JSON. An answer is a line of JSON.
+Each message is one line. The first is the value for `begin`, as JSON. Then come orders: the seconds of CPU time that
+the order may take, a space, and JSON. Each answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
 
     Args:
         begin: takes the value of the first line and returns the function that answers orders.
-        memory_bytes: address space that answering may take beyond what is in use once `begin` has returned.
+        memory_bytes: how much the address space may grow after `begin` has returned.
     """
     threading.Thread(target=_end_with_parent, name="penstock-parent", daemon=True).start()
     os.nice(NICENESS)
@@ -47,7 +47,7 @@ def serve_orders(begin: Callable[[Any], Callable[[Any], Any]], memory_bytes: int
             sys.stdout.buffer.flush()
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
-    except BrokenPipeError:  # nobody waits for the answer any more
+    except BrokenPipeError:  # the owner does not read answers any more
         os._exit(0)
 
 
@@ -79,7 +79,7 @@ def _limit_memory(memory_bytes: int) -> None:
 def _lower_session() -> None:
     """Lower the priority of this process's session too.
 
-    Linux may share processors equally among sessions (autogroup); niceness then decides only within one.
+    Linux may share processors equally among sessions (autogroup); niceness then counts only within a session.
     """
     while True:
         try:

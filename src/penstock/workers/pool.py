@@ -1,4 +1,4 @@
-"""Workers of one program: started when needed, kept for the next order, replaced when they end."""
+"""Keeps workers of one program: starts them when needed, reuses them for later orders, replaces those that ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TRIES = 2
 
 
 class WorkerPool:
-    """Has orders answered. Safe to call from several threads; as many processes run as threads ask: see `Turns`.
+    """Has workers answer orders. Safe to call from several threads; each thread that asks uses a process: see `Turns`.
 
     Args:
         what: what the workers do, for errors: "compiles grammars".
         program: arguments of the Python interpreter.
         hello: a JSON value for each worker's `begin`.
-        wall_seconds: how long a worker with an order may get no processor time, a last resort: what it uses is limited,
-            but a stopped process uses none.
+        wall_seconds: how long a worker with an order may get no processor time. A last resort: the limit on CPU time
+            does not end a stopped process, because that uses none.
     """
 
     def __init__(self, what: str, program: Sequence[str], hello: Any = None, *, wall_seconds: float) -> None:
@@ -53,13 +53,13 @@ class WorkerPool:
                 self._idle.append(self._new())
 
     def ask(self, order: Any, seconds: float) -> Any:
-        """The answer to an order, both JSON values, within `seconds` of CPU time.
+        """Return the answer to an order, both JSON values, within `seconds` of CPU time.
 
-        An order whose worker is lost is given to another one, once.
+        If its worker is lost, the order goes to another one, once.
 
         Raises:
             Exceeded: the order takes more time or memory than it may.
-            Unavailable: two workers were killed, or too slow on a busy machine; none can be started; or it is closed.
+            Unavailable: two workers were killed or got no processor time, none can be started, or the pool is closed.
         """
         line = json.dumps(order).encode()
         for _ in range(TRIES):
@@ -71,7 +71,7 @@ class WorkerPool:
                 continue
             except Exceeded:
                 self._drop(worker)
-                self.start()  # the next order finds one that has started
+                self.start()  # so that the next order finds a worker that has started
                 raise
             except BaseException:  # Ctrl-C: the next order would get the answer to this one
                 self._drop(worker)
@@ -85,7 +85,7 @@ class WorkerPool:
         with self._lock:
             self._closed = True
             for worker in self._workers - set(self._idle):
-                worker.kill()  # the thread that asks it lets go of it
+                worker.kill()  # the thread that waits for its answer closes it
             while self._idle:
                 self._let_go(self._idle.pop())
 
@@ -93,7 +93,7 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise Unavailable("The engine is being closed.")
-            if self._owner != os.getpid():  # a fork: these workers are the parent's, whose answers would come here
+            if self._owner != os.getpid():  # after a fork: they are the parent's, and we would read its answers
                 self._owner = os.getpid()
                 self._idle.clear()
                 self._workers.clear()

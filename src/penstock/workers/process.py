@@ -18,7 +18,7 @@ __all__ = ["Budget", "Exceeded", "Lost", "WorkerProcess"]
 ENDING_SECONDS = 1.0
 """How long a process may take to end after its output has ended."""
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-"""Statuses of a worker killed from outside, or by the system when memory runs out; its own limits end it otherwise."""
+"""Statuses of a worker killed from outside, or by the system when memory runs out; its own limits give others."""
 _READ_BYTES = 1 << 16
 
 
@@ -40,7 +40,7 @@ class Exceeded(Exception):
 
 
 class Lost(Exception):
-    """The worker was killed from outside, or stands still: no fault of the order, whose processor time is limited."""
+    """The worker was killed from outside or got no processor time. Not the order's fault: its CPU time is limited."""
 
 
 class WorkerProcess:
@@ -62,8 +62,8 @@ class WorkerProcess:
             except BaseException:
                 self._stream.close()
                 raise
-        self._used: float | None = None  # processor time, when it was last looked at
-        self._unsent = hello  # sent with the first order, so that nobody waits for the start
+        self._used: float | None = None  # processor time at the last check; None if not known
+        self._unsent = hello  # sent with the first order, so that construction does not wait for the start
 
     @property
     def pid(self) -> int:
@@ -76,17 +76,17 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def ask(self, order: bytes, seconds: float, wall_seconds: float) -> bytes:
-        """The answer to an order.
+        """Return the answer to an order.
 
         Args:
             order: JSON without line breaks.
             seconds: CPU time that it may take.
-            wall_seconds: how long it may get no processor time: it is stopped then, or waits for ever. One that merely
-                gets little, on a machine that has other things to do, goes on.
+            wall_seconds: how long the worker may get no processor time, because it is stopped or waits for ever. One
+                that gets little, on a busy machine, is not lost.
 
         Raises:
             Exceeded: the order takes more time or memory than it may.
-            Lost: the worker was killed, or stands still.
+            Lost: the worker was killed, or got no processor time for that long.
         """
         self._stream.settimeout(wall_seconds)
         self._used = _processor_seconds(self.pid)
@@ -94,7 +94,7 @@ class WorkerProcess:
             self._send(self._unsent + f"{seconds} ".encode() + order + b"\n")
             self._unsent = b""
             answer = self._receive()
-        except OSError:  # the worker is gone, or stands still
+        except OSError:  # the worker is gone, or got no processor time
             answer = b""
         if answer.endswith(b"\n"):
             return answer
@@ -132,7 +132,7 @@ class WorkerProcess:
         return b"".join(parts)
 
     def _check_progress(self) -> None:
-        """Raise `TimeoutError` if the process got no processor time since the last check, or nobody knows."""
+        """Raise `TimeoutError` if the process got no processor time since the last check, or if that is unknown."""
         used = _processor_seconds(self.pid)
         if used is None or used == self._used:
             raise TimeoutError
@@ -155,7 +155,7 @@ def _processor_seconds(pid: int) -> float | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    user, system = stat.rpartition(")")[2].split()[11:13]  # behind the name, which may hold anything
+    user, system = stat.rpartition(")")[2].split()[11:13]  # after the name, which may contain anything
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 

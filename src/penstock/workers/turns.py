@@ -1,7 +1,7 @@
-"""Whose turn is next: a bounded queue in front of a few places, fair between keys.
+"""Decides whose turn is next: a bounded queue in front of a few places, fair between keys.
 
-First come, first served within a key; round robin between keys. A key with many requests delays another by those under
-way, not by those in the queue.
+First come, first served within a key; round robin between keys. A key with many requests delays other keys by
+those under way, not by those in its queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Turns:
     """Gives turns to threads. The empty key is for servers without keys: only the total limits apply to it.
 
     Args:
-        what: what the turns are for, in the plural, for refusals.
+        what: what waits for turns, in the plural, for the text of refusals.
         places: how many may have a turn at once.
         most_waiting: how many may wait.
         key_places: how many of one key may have a turn at once, so that places are left for others.
@@ -62,7 +62,7 @@ class Turns:
         """Wait for a turn, and have it until the block ends.
 
         Raises:
-            Overloaded: too many wait already, in total or of this key; or the wait took too long.
+            Overloaded: too many threads wait already, in total or of this key; or the wait took too long.
         """
         self._enter(key)
         try:
@@ -87,7 +87,7 @@ class Turns:
                     raise self._refusal("wait")
 
     def _queue(self, key: str) -> threading.Event:
-        """Join the queue, or have a turn at once. To be called under the lock, as all methods below."""
+        """Join the queue, or get a turn at once. This method and all below must be called under the lock."""
         granted = threading.Event()
         self._queues.setdefault(key, deque()).append(granted)
         self._grant()

@@ -111,7 +111,7 @@ class Expression:
         return frozenset(found & self._useful)
 
     def _leading_to_the_end(self) -> set[int]:
-        """The states from which a text that has begun can still match; it passes no start anchor any more."""
+        """The states from which a text that has begun can still match; it can no longer pass a start anchor."""
         before: list[list[int]] = [[] for _ in self._moves]
         for state, moves in enumerate(self._moves):
             passed = () if state in self._at_start else self._skips[state]

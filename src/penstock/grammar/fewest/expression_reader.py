@@ -25,7 +25,7 @@ _PROPERTIES = {
     "N": ((0x30, 0x39),),
     "Nd": ((0x30, 0x39),),
 }
-"""The ASCII members only, so that what is found is right, and a document with others would hardly ever be shorter."""
+"""Only the ASCII members: what they match is right, and a document with others would hardly ever be shorter."""
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "a": 7}
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
 _GROUP = re.compile(r"\((?:\?(?:P?<\w+>|s?:))?")
@@ -36,7 +36,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Unreadable(Exception):
-    """The grammar uses something that this package does not support. It may be valid all the same."""
+    """The grammar uses something that this package does not support. The grammar may still be valid."""
 
 
 class Building(Protocol):
@@ -106,7 +106,7 @@ class Reader:
     def _copy(self, at: int, begin: int) -> tuple[int, int]:
         """Read the atom at source index `begin` from state `at` on; returns the states before and after it."""
         self._at = begin
-        entry = self._into.state()  # a loop must not lead back into what was before
+        entry = self._into.state()  # a loop must not lead back to before the atom
         self._into.skip(at, entry)
         return entry, self._atom(entry)
 

@@ -91,7 +91,7 @@ class Condition(Protocol):
         """Code points that may behave unlike the one before; from one cut up to the next, all behave alike."""
 
     def after(self, place: Any, character: int) -> Any:
-        """The place after one more character; falsy if no text that goes on from there meets the condition."""
+        """The place after one more character; falsy if no continuation from there meets the condition."""
 
     def accepts(self, place: Any) -> bool:
         """Whether the text may end here."""
@@ -132,9 +132,9 @@ class _Writing:
 
     Attributes:
         places: the place in each condition.
-        count: how many characters are written, up to the number from which on more make no difference.
+        count: how many characters are written, up to the number beyond which more make no difference.
         begun: the bytes written of an unfinished character or escape.
-        left: how many bytes are missing of a character that is known already to behave like `character`.
+        left: how many bytes are missing of a character that is already known to behave like `character`.
         closed: whether the closing quote is written.
     """
 
@@ -157,7 +157,7 @@ _ESCAPE_HEADS = sorted({escape[:size] for escape in _ESCAPES for size in range(1
 
 
 _COUNTED = 64
-"""A text whose maximum exceeds its minimum by this much counts as unbounded: the shortest hardly ever gets so long."""
+"""A text whose maximum exceeds its minimum by this much counts as unbounded: the shortest is hardly ever that long."""
 
 
 class Matching:
@@ -204,7 +204,7 @@ class Matching:
         return (replace(state, count=0), state.count) if self._most is None else (state, 0)
 
     def _alike(self, begun: bytes) -> int | None:
-        """A character that all those with the first bytes `begun` behave like; None if they do not all behave alike."""
+        """A character that stands for all with the first bytes `begun`; None if they do not all behave alike."""
         if begun not in self._read:
             low, high = (_character(begun, last) for last in (b"\x80", b"\xbf"))
             first = bisect_right(self._cuts, -1 if low is None else low)
@@ -272,7 +272,7 @@ def _size(begun: bytes) -> int:
 
 
 def _character(begun: bytes, last: bytes) -> int | None:
-    """The character that begins with `begun` and goes on with `last` only; None if there is none."""
+    """The character that begins with `begun` and continues with `last` only; None if there is none."""
     try:
         return ord((begun + last * (_size(begun) - len(begun))).decode())
     except UnicodeDecodeError:

@@ -21,13 +21,13 @@ __all__ = ["document_of"]
 
 Schema = dict[str, Any]
 Path = tuple[tuple[int, ...], ...]
-"""The values that enclose one, outermost first, each as the ids of the schemas that hold for it."""
+"""The values that enclose a value, outermost first, each as the ids of the schemas that hold for it."""
 
 _MOST_WAYS = 1000
 _NESTED = 1
 """How often a value may be nested in one of the same schemas; the shortest document hardly ever needs that."""
 _MOST_REFERENCES = 32
-"""Steps through `$ref`, `allOf`, `anyOf` and `oneOf` with no value in between; more of them count as a circle."""
+"""Steps through `$ref`, `allOf`, `anyOf` and `oneOf` with no value in between; more count as a circular reference."""
 
 
 def document_of(schema: Any) -> Part:
@@ -74,7 +74,7 @@ class _Values:
     def plain(self, schemas: Schemas, references: int = 0) -> list[Schemas]:
         """The ways in which all `schemas` can hold, with references, `allOf` and unions resolved.
 
-        Each way is schemas of which only the other keywords are still to be read.
+        Each way is a tuple of schemas; only their other keywords are still to be read.
         """
         ways: list[Schemas] = [()]
         for schema in schemas:

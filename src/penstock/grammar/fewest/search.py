@@ -70,7 +70,7 @@ class _States:
         return self._entered(self._pushed(pieces, _DONE))
 
     def next_level(self, states: frozenset[int], reached: set[int]) -> dict[int, int]:
-        """The states that one more token newly reaches, each with such a token, reduced to the `_best`.
+        """The states first reached by one more token, each with a token that reaches it, reduced to the `_best`.
 
         Adds all of them to `reached`.
         """
@@ -104,7 +104,7 @@ class _States:
         return self._best(found)
 
     def _best(self, found: dict[int, int]) -> dict[int, int]:
-        """Keep, of states that are kin, the one that can do all that the others can."""
+        """Among states that are kin, keep the one that can do all that the others can."""
         best: dict[Any, tuple[int, int]] = {}
         for state in found:
             place, stack = self._states.items[state]

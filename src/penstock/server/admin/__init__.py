@@ -18,7 +18,7 @@ __all__ = ["SCHEMAS", "common_routes", "routes"]
 
 
 def routes(serving: Serving, recent: RecentLatencies) -> tuple[Route, ...]:
-    """The endpoints of a server of one model, less those that orchestrators ask; `recent` is one of its observers."""
+    """The endpoints of a server of one model, except probes and metrics; `recent` is one of the server's observers."""
 
     def clients() -> tuple[EngineClient]:
         return (serving.client,)

@@ -49,7 +49,7 @@ def routes(limits: RequestLimits, access: Access, lives: Callable[[], Sequence[L
     extra = request_body(ABORT_FIELDS, {}, "request_ids")
 
     async def abort_requests(http_request: Request) -> Response:
-        """End answers that are being generated; says which of the ids were."""
+        """End answers that are being generated; lists the ids of those that were."""
         ids = await read_body_of(http_request, lambda body: parse_abort(body, limits), limits, access)
         caller = caller_of(http_request.scope)
         tenant, aborted = "" if caller.admin else caller.name, []

@@ -1,7 +1,7 @@
 """`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM. Need an admin key if the server has keys.
 
-A name is what requests call an adapter, never a path; a path must lie in the operator's folder, which the engine's side
-checks.
+A name is what requests call an adapter, never a path. A path must lie in the operator's folder; the engine's side
+checks this.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return json_response(200, {"loaded": facts.name, "rank": facts.rank, "bytes": facts.bytes})
 
     async def unload_lora_adapter(http_request: Request) -> Response:
-        """Take no more requests for an adapter, and unload it when those that it has are answered."""
+        """Take no more requests for an adapter, and unload it when its present requests are answered."""
         name = await serving.read(http_request, lambda body: _read_unload(body, limits))
         await serving.client.unload_adapter(name)
         return json_response(200, {"unloaded": name})

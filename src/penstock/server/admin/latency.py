@@ -1,8 +1,8 @@
 """`GET /v1/requests/{id}/latency` and `/steps`: where a recent request's time went, and the steps it lived through.
 
-Of the last requests that the engine served, their ids, counts of seconds and the ids of those that they waited for are
-remembered; no text, no tokens. A caller is told of its own requests only, and not whom they waited for: that is for an
-admin. Confined to one event loop.
+For each of the last requests that the engine served, its ids, its times and the ids of the requests that it waited for
+are remembered; no text, no tokens. A caller sees only its own requests, and not what they waited for: only an admin
+does. Confined to one event loop.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.server.http.route import Route
 __all__ = ["MOST", "RecentLatencies", "routes"]
 
 MOST = 1000
-"""Requests that are remembered: a few hundred bytes each."""
+"""How many requests are remembered: each takes a few hundred bytes."""
 
 UNKNOWN = 404
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A request that is over."""
+    """What is remembered of a request that is over."""
 
     tenant: str
     id: str
@@ -43,10 +43,10 @@ class _Told:
     seconds: float
     parts: LatencyParts
     requests: frozenset[str]
-    """Their ids at the engine."""
+    """The ids of its requests to the engine."""
 
     def body(self, *, admin: bool) -> JsonObject:
-        """The answer about it."""
+        """The JSON that describes it."""
         body: JsonObject = {
             "id": self.id,
             "request_id": self.request_id,
@@ -62,13 +62,13 @@ class RecentLatencies:
     """An observer that remembers where the time of the last requests went.
 
     Args:
-        most: how many; beyond that the oldest is forgotten.
+        most: how many to remember; beyond that the oldest is forgotten.
     """
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._told: OrderedDict[str, _Told] = OrderedDict()  # by the answer's id
-        self._answers: dict[str, str] = {}  # by the request's id; a caller may use one again
+        self._answers: dict[str, str] = {}  # answer's id by request id, which a caller may reuse
 
     def __call__(self, record: RequestRecord) -> None:
         """Remember a request that is over, if the engine said where its time went."""
@@ -87,7 +87,7 @@ class RecentLatencies:
                 del self._answers[oldest.request_id]
 
     def find(self, named: str) -> _Told | None:
-        """The request whose answer has this id, or that came under this request id last; None if there is none."""
+        """The request whose answer has this id, or else the last one with this request id; None if there is none."""
         return self._told.get(named) or self._told.get(self._answers.get(named, ""))
 
 
@@ -95,12 +95,12 @@ def routes(recent: RecentLatencies, clients: Clients) -> tuple[Route, ...]:
     """Both endpoints; `clients` are the engines that may have computed a request."""
 
     async def request_latency(http_request: Request, request_id: str) -> Response:
-        """Where the time of a request that is over went, by its answer's id or its request id."""
+        """Where the time of a finished request went, by its answer's id or its request id."""
         told = _find(recent, http_request, request_id)
         return json_response(200, told.body(admin=caller_of(http_request.scope).admin))
 
     async def request_steps(http_request: Request, request_id: str) -> Response:
-        """The steps that a request which is over lived through, with its own part in each."""
+        """The steps that a finished request lived through, with its own part in each."""
         told = _find(recent, http_request, request_id)
         for client in clients():
             found = await client.recent_steps(requests=told.requests)
@@ -118,7 +118,7 @@ def routes(recent: RecentLatencies, clients: Clients) -> tuple[Route, ...]:
 
 
 def _find(recent: RecentLatencies, http_request: Request, request_id: str) -> _Told:
-    """A request that is remembered, and of which this caller may be told.
+    """The remembered request, if this caller may see it.
 
     Raises:
         HttpRefusal: there is none.

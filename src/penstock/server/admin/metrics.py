@@ -114,11 +114,11 @@ class RequestCounter:
 
 
 class ServerMetrics(Collector):
-    """Turns what was counted of HTTP requests into Prometheus metrics at each scrape.
+    """Turns the counts of HTTP requests into Prometheus metrics at each scrape.
 
     Args:
-        requests: counts them.
-        model_name: the model that refusals are said of; None where a server has several.
+        requests: the counter.
+        model_name: the model that labels refusals; None if the server has several.
     """
 
     def __init__(self, requests: RequestCounter, model_name: str | None = None) -> None:
@@ -167,7 +167,7 @@ class EngineMetrics(Collector):
             yield self._gauge(name, text, getattr(measured, source))
         used = 1 - measured.free_blocks / measured.total_blocks
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1.", used)
-        # The name is vLLM's; the blocks lie wherever the model runs.
+        # The field's name is vLLM's; the blocks are wherever the model runs.
         labels = {
             "block_size": str(measured.block_size),
             "num_gpu_blocks": str(measured.total_blocks),
@@ -238,7 +238,7 @@ class EngineMetrics(Collector):
 
 
 def _adapters_info(used: AdaptersInUse) -> Metric:
-    """Which adapters are in use, as labels; as in vLLM, the value says when: the newest sample is the present."""
+    """Which adapters are in use, as labels; as in vLLM, the value is the time, so the newest sample is the present."""
     labels = {
         "max_lora": str(used.most),
         "waiting_lora_adapters": ",".join(used.waiting),
@@ -256,14 +256,14 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def routes(*collectors: Collector) -> tuple[Route, ...]:
-    """`GET /metrics`, with what these yield at each scrape."""
+    """`GET /metrics`, with what these collectors yield at each scrape."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
     described = {"description": "The metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 
     async def metrics(http_request: Request) -> Response:
-        """What the engine measured, for Prometheus; in OpenMetrics where the scraper asks for it."""
+        """What the engine measured, for Prometheus; in OpenMetrics if the scraper asks for it."""
         encode, content_type = choose_encoder(http_request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": content_type})
 

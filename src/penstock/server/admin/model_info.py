@@ -1,7 +1,7 @@
 """`GET /model_info` and `GET /server_info` as SGLang answers them, for gateways that ask a new worker what it serves.
 
-Model and tokenizer are called by the name that clients use, never by a path on this machine. What Penstock has no word
-for is null.
+Model and tokenizer are called by the name that clients use, never by a path on this machine. Fields for which Penstock
+has no value are null.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.version import __version__
 __all__ = ["routes"]
 
 WEIGHT_VERSION = "default"
-"""SGLang's word for weights that nobody replaced since the start."""
+"""SGLang's word for weights that have not been replaced since the start."""
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:

@@ -23,7 +23,7 @@ __all__ = ["Condition", "routes"]
 
 
 class Condition(Protocol):
-    """Whether a server works; see `readiness.Readiness`, which knows it of one engine."""
+    """Whether a server works; see `readiness.Readiness`, which tells it of one engine."""
 
     async def unready(self) -> str:
         """Why it takes no work; "" if it does."""
@@ -42,7 +42,7 @@ def routes(look: Callable[[], Health], readiness: Condition) -> tuple[Route, ...
     """`GET /health`, `GET /health/live` and `GET /health/ready`.
 
     Args:
-        look: the state of the engine, or of all together.
+        look: returns the health of the engine, or of all engines together.
         readiness: whether the server works.
     """
 
@@ -74,7 +74,7 @@ def routes(look: Callable[[], Health], readiness: Condition) -> tuple[Route, ...
 
 
 def _health(health: Health, readiness: Condition) -> Response:
-    # AstrAI's clients read the last two fields; a server that answers has its model
+    # AstrAI's clients read the last two fields; a server that answers has loaded its model
     body: JsonObject = {
         "status": "ok" if health.alive else "dead",
         "reason": readiness.known_unready(),

@@ -19,12 +19,12 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     """`POST /start_profile` and `POST /stop_profile`."""
 
     async def start_profile() -> Response:
-        """Record every step from now on; for the folder that --profile-dir names."""
+        """Record every step from now on, for a profile in the folder that --profile-dir names."""
         await serving.client.start_profile()
         return json_response(200, {"profiling": True, "files": []})
 
     async def stop_profile() -> Response:
-        """End the profile, and write it; says the names of its files."""
+        """End the profile and write it; lists the names of its files."""
         files = await serving.client.stop_profile()
         return json_response(200, {"profiling": False, "files": list(files)})
 

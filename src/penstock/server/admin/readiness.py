@@ -1,6 +1,6 @@
 """Whether the server takes work now, and whether it ever will again.
 
-The server is not ready while it stops, when a step takes far longer than similar steps, and when the engine has taken
+The server is not ready while it stops, when a step takes far longer than similar steps, or when the engine has taken
 no message for too long. Messages go through the same inbox and to the same thread as work, so an answered message
 proves that work would be handled. The server is dead when only a new process can serve again; it should then be
 restarted.
@@ -80,7 +80,7 @@ class Readiness:
     async def _unanswered(self) -> str:
         """Why the engine answers no message; "" if it does, or still has time to.
 
-        Only one message is in flight at a time; its time counts from when it was sent, however often this is asked.
+        Only one message is in flight at a time; its time counts from when it was sent, however often this is called.
         """
         time = asyncio.get_running_loop().time
         if self._heartbeat is None or self._heartbeat.done():

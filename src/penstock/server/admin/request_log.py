@@ -1,6 +1,6 @@
 """The log: one line for each request, written as text or as JSON.
 
-A line has ids, route, status, counts and times. Apart from a checked request id, it contains no text of the caller's:
+A line has ids, route, status, counts and times. Apart from a checked request id, it contains no text from the caller:
 no prompt, no completion, no name. So a log is no more sensitive than a metric.
 """
 

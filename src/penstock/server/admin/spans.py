@@ -28,7 +28,7 @@ class Spans:
 
     Args:
         provider: an OpenTelemetry SDK `TracerProvider`; ended by `close`.
-        model: the served model's name; "" where there are several, for the one that the request named.
+        model: the served model's name; "" if there are several: a span then has the name that its request gave.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and `/v1/messages/count_tokens`: their fields, and request parsing.
 
-`system` becomes the first turn, `stop_sequences` become stop strings, and an assistant's turn at the end is continued.
+`system` becomes the first turn, `stop_sequences` become stop strings, and an assistant turn at the end is continued.
 """
 
 from __future__ import annotations

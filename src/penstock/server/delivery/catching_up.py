@@ -41,7 +41,7 @@ class CatchUp:
         self._deltas: list[ChoiceDelta] = []
 
     def take(self, delta: ChoiceDelta) -> tuple[ChoiceDelta, ChoiceDelta] | None:
-        """Add a delta; once the client's part is complete, return that part and the rest. Do not call it again then."""
+        """Add a delta; once the client's part is complete, return that part and the rest. Do not call it after that."""
         self._come = self._come.past(delta)
         if not self._whole and not self._deltas and self._wanted.reaches(self._come) and self._wanted != self._come:
             self._passed = self._come

@@ -1,4 +1,4 @@
-"""`--normalize-prompts`: take lines that change from request to request out of the front of a conversation.
+"""`--normalize-prompts`: take lines that change from request to request out of the start of a conversation.
 
 Agents write a counter, a date or an id into their system prompt, so everything after it misses the prefix cache. A line
 that means nothing to a model is dropped; a line that may mean something is moved to the end of the message. Decides

@@ -142,7 +142,7 @@ class EventDelivery:
         }
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Send the events of each output as it comes."""
+        """Send the events of each output as it arrives."""
         parsed = self._parsed
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
@@ -221,7 +221,7 @@ class EventDelivery:
 
 
 class TextDelivery:
-    """The bare text as it comes, without any framing."""
+    """The bare text as it is generated, without any framing."""
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
         """Send each delta's text."""
@@ -252,7 +252,7 @@ def chunk_delivery(parsed: ParsedRequest, formatter: ChunkFormatter) -> Delivery
 
 
 def _timings(outputs: OutputStream, num_choices: int) -> JsonObject:
-    """The timings of an answer of which only this is still to be sent."""
+    """The timings of an answer, taken when nothing else of it is missing."""
     return timings_object(outputs.timings, outputs.usage, num_choices, outputs.parts_until(time.monotonic()))
 
 

@@ -1,9 +1,9 @@
-"""The ids of a stream's events: they name the answer, and how much of it a client has that has the event.
+"""The ids of a stream's events: each names the answer, and how much of it a client with this event has.
 
 The form is `<answer's id>:<position>`; a position is opaque to clients. In an answer in chunks it is the place in each
 choice, joined by `-`: `tokens.text` or `tokens.text.reasoning.calls`, and `e` after it once the choice has ended; then
 `usage`, then `end`. In an answer in named events it is `<place>/structure.events`: the place in the only choice, the
-number of structure events so far (they say nothing new of the choice), and the number of all events; then `end`.
+number of structure events so far (they add nothing to the choice), and the number of all events; then `end`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class NamedPosition(NamedTuple):
     """What a client has of an answer in named events.
 
     Attributes:
-        structure: number of events that say nothing new of the choice.
+        structure: number of events that add nothing to the choice.
         events: number of all events.
     """
 

@@ -48,7 +48,7 @@ class _Deadline:
         return self._cancelled is not None and self._cancelled.uncancel() == 0
 
     def stop(self) -> None:
-        """Cancel the timer: nobody waits any more."""
+        """Cancel the timer: no task waits any more."""
         self._waiting = None
         if self._timer is not None:
             self._timer.cancel()

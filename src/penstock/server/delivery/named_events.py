@@ -75,7 +75,7 @@ class NamedEventDelivery:
         self._opened = False
 
     async def deliver(self, outputs: OutputStream, writer: ResponseWriter) -> None:
-        """Send the events of each output as it comes."""
+        """Send the events of each output as it arrives."""
         finished: ChoiceFinished | None = None
         async with aclosing(outputs.stream()) as stream:
             async for output in stream:
@@ -130,8 +130,8 @@ class NamedEventDelivery:
         """The events that the client lacks, each with its position.
 
         Args:
-            events: made lazily, because the formatter's place is that of the last event made.
-            had: the client already has all that they say of the choice.
+            events: must be made lazily, because the formatter's place is that of the last event made.
+            had: whether the client already has everything that they add to the choice.
         """
         for event in events:
             place = self._formatter.place

@@ -1,4 +1,4 @@
-"""Observe requests: when one is over, its record goes to every observer: a counter, the log, spans.
+"""Observe requests: when one is over, its record goes to every observer (a counter, the log, spans).
 
 Observers are called on the event loop, so they must be quick. Of a caller's text they may write only a checked request
 id and, in spans, its `user` and labels.
@@ -39,7 +39,7 @@ class Account:
     """What one request asked of the engine, and what it got. Filled in by the response; owned by one task.
 
     Attributes:
-        began: when the request came, in seconds of `time.monotonic`.
+        began: when the request arrived, in seconds of `time.monotonic`.
     """
 
     __slots__ = ("began", "outputs", "parsed")
@@ -63,7 +63,7 @@ class RequestRecord:
     Attributes:
         id: the request id that the response carried.
         method: an HTTP method, or OTHER.
-        route: the path as declared (`/v1/models/{model_id:path}`), so that there are few; `none` if none matched.
+        route: the path as declared (`/v1/models/{model_id:path}`), so that routes are few; `none` if none matched.
         status: status of the response; 499 if the client disconnected before it started.
         complete: whether the response was sent to its end.
         started_ns: Unix time of arrival, in nanoseconds.
@@ -72,7 +72,7 @@ class RequestRecord:
         outputs: its outputs; None if `parsed` is None.
         trace_headers: the W3C trace context that the caller sent.
         refused: the bound that it hit; None if it was not refused.
-        parts: where the seconds went; `NO_PARTS` if the engine did not say, as when the client has left.
+        parts: where the seconds went; `NO_PARTS` if the engine did not say, for example when the client has left.
     """
 
     id: str
@@ -129,7 +129,7 @@ class Observe:
                 refused.tell = partial(self._refused_again, record)
 
     def _refused_again(self, record: RequestRecord, request_id: str, refusal: Overloaded) -> None:
-        """Report a request that was refused at once, like the one on record."""
+        """Report a request that was refused at once, like the one in `record`."""
         now = time.time_ns()
         self._tell(replace(record, id=request_id, started_ns=now, seconds=0.0, complete=True, refused=refusal.cause))
 

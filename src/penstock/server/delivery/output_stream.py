@@ -40,13 +40,13 @@ class OutputStream:
     """The outputs of a parsed request as one stream. Owned by the one task that answers.
 
     Attributes:
-        began: when the request came, in seconds of `time.monotonic`; whoever knows sets it.
+        began: when the request arrived, in seconds of `time.monotonic`; the response sets it.
         usage: total of the prompts that have ended.
-        timings: of the same prompts together.
+        timings: timings of the same prompts together.
         sent_tokens: number of tokens passed on so far.
         finish_reasons: reasons of the choices that have ended.
-        headers: of the response, as far as they are known; complete before the first output is passed on.
-        certificate: of the answer, if it is wanted and complete; else "".
+        headers: headers for the response, as far as they are known; complete before the first output is passed on.
+        certificate: the certificate of the answer, if it is wanted and complete; else "".
         vectors: prompt index -> its embedding, as `Embedding.vector`.
         prompts: prompt index -> its tokens, if they were requested and have come.
         kept: collects the outputs of a single request, if the complete answer of a stream is wanted.
@@ -162,7 +162,7 @@ class OutputStream:
         return ()
 
     def _note_lookup(self, age: float | None) -> None:
-        """Say where the answer comes from, once that is known of every prompt."""
+        """Set the headers that say whether the answer was cached, once that is known of every prompt."""
         self._ages.append(age)
         if len(self._ages) < len(self._parsed.requests):
             return
@@ -198,7 +198,7 @@ def _echo(prompt: PromptTokens, choice: int, request: EngineRequest) -> ChoiceDe
 
 
 def _without_token(end: ChoiceFinished) -> ChoiceFinished:
-    """The end of a choice that should have no tokens: whatever its one token was, the reason is its length."""
+    """The end of a choice that should have no tokens: whatever its one token was, the finish reason is `length`."""
     complete = end.reason in (FinishReason.STOP, FinishReason.LENGTH)
     return ChoiceFinished(end.choice, FinishReason.LENGTH) if complete else end
 

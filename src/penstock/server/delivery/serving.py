@@ -60,7 +60,7 @@ class Serving:
         memory: accounts for the memory of the endpoints' stores.
         answers: where stored answers are written; None keeps them in memory only.
         stopping: set when the server begins to stop.
-        around: makers of contexts that are entered when the server begins to serve, and left when it ends.
+        around: functions that make contexts, entered when the server begins to serve and left when it ends.
     """
 
     client: EngineClient
@@ -97,7 +97,7 @@ class Serving:
         """As `parse`, with a parser that takes the body and the id, and returns something else beside the request.
 
         Raises:
-            RequestError: it cannot be served, or it asks to resume a stream that it did not begin.
+            RequestError: the request cannot be served, or it asks to resume a stream that it did not begin.
         """
         tenant = caller_of(http_request.scope).name
         origin = await self.streams.origin(http_request.headers, prefix, tenant)
@@ -125,7 +125,7 @@ class Serving:
         Prompts are normalised too; a response header lists what was done to them.
 
         Raises:
-            InvalidParameter: the caller's timeout header is malformed, or another header is one of answers.
+            InvalidParameter: the caller's timeout header is malformed, or it sent a header that only answers have.
         """
         caller = caller_of(http_request.scope)
         seconds = own_timeout(http_request.headers, self.access.request_seconds)

@@ -53,13 +53,13 @@ def create_hosting_app(
     """The application that serves `models`.
 
     Args:
-        models: loaded or not.
+        models: the models, loaded or not.
         around: entered when the server begins to serve, before it answers, and left when it ends.
         limits: limits on requests.
         access: who may call.
-        memory: the budget of requests in progress, of all models together.
+        memory: the budget of requests in progress, for all models together.
         observers: called when a request is over.
-        journals: where each model's stored answers are written down, by its main name; None if they are not.
+        journals: the journal of each model's stored answers, by the model's main name; None if there are none.
     """
     stopping, counter, recent = asyncio.Event(), RequestCounter(), RecentLatencies()
 

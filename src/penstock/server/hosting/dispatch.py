@@ -1,8 +1,8 @@
 """Hands each request to the model that it names: by `?model=`, by the body's `model`, else the first of the list.
 
-A model's part of the server is made when the model is loaded first, and stays when the model leaves: what it keeps of
-its answers is still there when the model is back. Requests for a stored answer name no model, so each part is asked
-until one knows it. An answer that an earlier process wrote down has its model loaded first.
+A model's part of the server is made when the model is first loaded, and stays when the model is unloaded, so its stored
+answers are still there when the model is loaded again. Requests for a stored answer name no model: each part is asked
+until one has it. If an earlier process recorded the answer, the model that gave it is loaded first.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _NOT_FOUND = 404
 
 
 class _Named(msgspec.Struct):
-    """What is read of a body before its model is known; the rest is skipped."""
+    """The fields of a body that are read before its model is known; the rest is skipped."""
 
     model: str | None = None
     lora_name: str | None = None
 
 
 class Parts:
-    """The parts of the models that were loaded so far, by main name. Confined to one event loop.
+    """The parts of the models that have been loaded so far, by main name. Confined to one event loop.
 
     Args:
-        models: the server's.
+        models: the server's models.
         make: makes the part of a model that is loaded for the first time; called in a thread.
-        journals: where models' stored answers are written down, by main name.
+        journals: the journals of models' stored answers, by main name.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class Parts:
         self._end = asyncio.Event()
 
     def present(self) -> tuple[ModelPart, ...]:
-        """The parts that there are."""
+        """Every part that was made so far."""
         return tuple(self._parts.values())
 
     def made(self, main: str) -> ModelPart | None:
-        """The part of a model by its main name, if it was loaded so far."""
+        """The part of the model with this main name; None if it was never loaded."""
         return self._parts.get(main)
 
     def status(self, name: str) -> ModelStatus:
-        """A model at this moment, under a name that a caller gave.
+        """The present status of the model that a caller named.
 
         Raises:
-            UnknownModel: there is none of this name.
+            UnknownModel: no model has this name.
         """
         try:
             return self.models.status(name)
@@ -82,35 +82,35 @@ class Parts:
             raise UnknownModel(printable(name), *self.models.names) from None
 
     async def of(self, name: str) -> ModelPart:
-        """The part of a model under a name that a caller gave; the model is loaded if it never was.
+        """The part of the model that a caller named; the model is loaded if it never was.
 
         Raises:
-            UnknownModel: there is none of this name.
-            Unavailable: it is not loaded yet, or cannot be.
+            UnknownModel: no model has this name.
+            Unavailable: the model is not loaded yet, or cannot be.
         """
         main = self.status(name).model.names[0]
         if main not in self._parts:
             async with self.models.use(main) as model, self._making:
                 if main not in self._parts:  # another request may have waited for it too
-                    part = await asyncio.to_thread(self._make, main, model)  # which reads its stored answers
+                    part = await asyncio.to_thread(self._make, main, model)  # reads its stored answers
                     await self._begin(part)
                     self._parts[main] = part
         return self._parts[main]
 
     async def holder(self, answer_id: str) -> str:
-        """The model, without a part so far, that an earlier process wrote down this answer of; "" if there is none."""
+        """The main name of a model that has no part yet, and whose journal holds this answer; "" if there is none."""
         for name, journal in self._journals.items():
             if name not in self._parts and await journal.holds(answer_id):
                 return name
         return ""
 
     async def close(self) -> None:
-        """End what runs beside the requests of every part."""
+        """Leave the lifespan of every part, which ends what runs beside its requests."""
         self._end.set()
         await asyncio.gather(*self._holding)
 
     async def _begin(self, part: ModelPart) -> None:
-        """Enter the part's lifespan, in a task of its own, which also leaves it."""
+        """Enter the part's lifespan in a task of its own; the same task leaves it."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -127,9 +127,9 @@ class Dispatch:
 
     Args:
         app: the endpoints of the server itself.
-        parts: the models'.
+        parts: the parts of the models.
         is_own: whether a path belongs to `app`.
-        max_body_bytes: the longest body.
+        max_body_bytes: limit on the size of a body.
     """
 
     def __init__(self, app: ASGIApp, parts: Parts, is_own: Callable[[str], bool], max_body_bytes: int) -> None:
@@ -139,7 +139,7 @@ class Dispatch:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the request, by the server itself or by the model that it names."""
+        """Have the server itself, or the model that the request names, answer it."""
         if scope["type"] != "http" or self._is_own(scope["path"]):
             await self._app(scope, receive, send)
             return
@@ -159,7 +159,7 @@ class Dispatch:
         await _answer(part, scope, _Replay(body, receive), send)
 
     async def _part(self, name: str, receive: Receive) -> ModelPart:
-        """The part of a model, as long as the client waits for it."""
+        """The part of a model; gives up if the client disconnects meanwhile."""
         found: list[ModelPart] = []
 
         async def find() -> None:
@@ -169,9 +169,9 @@ class Dispatch:
         return found[0]
 
     def _named(self, scope: Scope, body: bytes) -> str:
-        """The model that a request names, or whose adapter it is to unload.
+        """The name by which a request finds its model: of the model, or of an adapter to unload.
 
-        "" for none, also where the body cannot be read: its endpoint says why.
+        "" for none, and if the body cannot be read: its endpoint then says why.
         """
         asked = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("model")
         if asked:
@@ -185,7 +185,7 @@ class Dispatch:
         return named.model or ""
 
     async def _ask_each(self, parts: tuple[ModelPart, ...], scope: Scope, replay: _Replay, send: Send) -> None:
-        """Ask each part for a stored answer; the last one's refusal is the server's."""
+        """Ask each part for a stored answer; if none has it, the last part's refusal is sent."""
         for part in parts[:-1]:
             attempt = _Attempt(send)
             await _answer(part, scope, replay.again(), attempt.send)
@@ -195,9 +195,9 @@ class Dispatch:
 
 
 async def _answer(part: ModelPart, scope: Scope, receive: Receive, send: Send) -> None:
-    """Have a part answer.
+    """Have a part answer a request.
 
-    Starlette's outermost layer would answer a failure in plain text. It is left away: the server's envelope knows how.
+    Starlette's outermost layer would answer a failure in plain text. It is left out: the server's envelope does that.
     """
     scope["app"] = part.app
     if part.app.middleware_stack is None:
@@ -215,7 +215,7 @@ def _stored_id(path: str) -> str:
 
 
 class _Replay:
-    """A body that was read, received once more; after it, what the client does."""
+    """Receives a body that was already read once more, then whatever the client sends."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body = body
@@ -223,7 +223,7 @@ class _Replay:
         self._given = False
 
     def again(self) -> _Replay:
-        """The same from the beginning."""
+        """The same body, from the beginning."""
         return _Replay(self._body, self._receive)
 
     async def __call__(self) -> Message:
@@ -234,7 +234,7 @@ class _Replay:
 
 
 class _Attempt:
-    """Passes an answer on, unless it is that there is no such thing."""
+    """Passes an answer on, unless it says that nothing was found (404)."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

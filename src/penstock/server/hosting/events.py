@@ -1,7 +1,7 @@
 """`GET /engine/events?model=NAME`, `/engine/steps` and so on, of a server of several models: what one of them does.
 
-Looking loads no model. Each event has the model's `state` beside what one engine's has; before its first load all
-counts are 0.
+These endpoints load no model. An event has the model's `state` beside the fields of a server of one model; before the
+model is first loaded all counts are 0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a server of several models works.
 
-The process can serve as long as it answers: a model that is lost is loaded again. It is not ready while it stops, and
+The process can serve as long as it answers: a model that is lost is loaded again. It is not ready while it stops, or
 while the engine of a loaded model does not respond.
 """
 
@@ -44,7 +44,7 @@ class HostingReadiness:
 
 
 def health_of(parts: Parts) -> Health:
-    """The sums over all models that were loaded so far."""
+    """The sums over all models that have been loaded so far."""
     each = [part.serving.client.health() for part in parts.present()]
     counts = {
         name: sum(getattr(one, name) for one in each) for name in Health.__dataclass_fields__ if name not in _STATE

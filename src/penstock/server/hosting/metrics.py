@@ -1,4 +1,4 @@
-"""The metrics of a server of several models: every model's measurements beside each other, and their loads."""
+"""The metrics of a server of several models: the measurements of every model, and how models are loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODEL = ("model_name",)
 
 
 class HostingMetrics(Collector):
-    """Collects the metrics of every model that was loaded so far, as one engine's would be."""
+    """Collects the metrics of every model that has been loaded so far, in the form of one engine's metrics."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

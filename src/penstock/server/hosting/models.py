@@ -1,4 +1,4 @@
-"""The list of models, each with what it is doing, and the operator's routes to load, unload and pin them."""
+"""The list of models and what each is doing, and the operator's routes to load, unload and pin them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _DOING = ("pinned", "requests", "waiting", "bytes", "loads", "load_seconds", "re
 
 
 def routes(parts: Parts, limits: RequestLimits, access: Access, created: int) -> tuple[Route, ...]:
-    """All of them; `created` is when the server was started, in seconds since 1970."""
+    """All routes of this module; `created` is when the server was started, in seconds since 1970."""
     models = parts.models
 
     async def list_models(http_request: Request) -> Response:
-        """Every model under each of its names, loaded or not, and behind each its adapters."""
+        """Every model under each of its names, loaded or not, followed by its adapters."""
         if ANTHROPIC in http_request.headers:
             return json_response(200, anthropic_list(models.names, created, http_request.query_params))
         data = [
@@ -95,7 +95,7 @@ def _read_name(body: JsonObject) -> str:
 
 
 def _object(parts: Parts, status: ModelStatus, name: str, created: int) -> JsonObject:
-    """A model or an adapter in OpenAI's format, with what it, or what it adapts, is doing."""
+    """A model or an adapter in OpenAI's format, with what the model (or the adapter's model) is doing."""
     present = parts.models.present(name)
     described: JsonObject = {
         "id": name,

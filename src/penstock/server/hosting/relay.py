@@ -1,7 +1,7 @@
-"""The engine of a model that comes and goes, as one `EngineClient` that stays.
+"""One lasting `EngineClient` for a model that is loaded and unloaded.
 
-Whatever needs the engine loads the model first, and holds it until it is done. What only looks (health, measurements)
-is answered from the last look while the model is not loaded, and loads nothing.
+A call that needs the engine loads the model first, and holds it until the call is done. A call that only looks (health,
+measurements) loads nothing: while the model is not loaded, it is answered from the last values seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["NOT_LOADED", "NotLoaded", "RelayedClient", "RelayedWatch"]
 
 
 class NotLoaded:
-    """What a model that is not loaded shows of its inside: nothing. See `EngineViews`."""
+    """The `EngineViews` of a model that is not loaded: they show nothing."""
 
     async def recent_steps(self, after: int = -1, requests: frozenset[str] = frozenset()) -> RecentSteps:  # noqa: ARG002
         """No step is remembered."""
@@ -34,7 +34,7 @@ class NotLoaded:
         return NO_PREFIXES
 
     async def tenant_shares(self) -> tuple[TenantShare, ...]:
-        """Nobody has anything."""
+        """No tenant has a share."""
         return ()
 
 
@@ -42,12 +42,12 @@ NOT_LOADED = NotLoaded()
 
 
 class RelayedClient:
-    """See `EngineClient`. Beside its errors, all that compute raise those of `Models.use`.
+    """See `EngineClient`. Methods that need the engine also raise the errors of `Models.use`.
 
     Args:
-        models: the server's.
-        name: of this one.
-        first: the model as it was loaded first.
+        models: the server's models.
+        name: the main name of this model.
+        first: this model, when it was first loaded.
     """
 
     def __init__(self, models: Models, name: str, first: ServedModel) -> None:
@@ -79,13 +79,13 @@ class RelayedClient:
             client.check_queue(tenant)
 
     def adapters(self) -> Mapping[str, AdapterFacts]:
-        """See `EngineClient.adapters`; a model that is not loaded has those that it left with."""
+        """See `EngineClient.adapters`; a model that is not loaded has the adapters with which it was unloaded."""
         if (client := self._client) is not None:
             self._adapters = client.adapters()
         return self._adapters
 
     async def load_adapter(self, name: str, path: str) -> AdapterFacts:
-        """See `EngineClient.load_adapter`; no two models have adapters of one name."""
+        """See `EngineClient.load_adapter`; the name must differ from all other models and adapters."""
         async with self._models.use(self._name) as model:
             if name in self._models.names:
                 message = "lora_name is the name of another model or adapter of this server."
@@ -101,7 +101,7 @@ class RelayedClient:
             self._adapters = model.client.adapters()
 
     def health(self) -> Health:
-        """See `EngineClient.health`; a model that is not loaded is well, and does nothing."""
+        """See `EngineClient.health`; a model that is not loaded counts as alive and idle."""
         if (client := self._client) is not None:
             self._health = client.health()
             return self._health
@@ -153,7 +153,7 @@ class RelayedClient:
         return await (self._client or NOT_LOADED).cached_prefixes()
 
     async def tenant_shares(self) -> tuple[TenantShare, ...]:
-        """See `EngineViews.tenant_shares`; nobody has anything of a model that is not loaded."""
+        """See `EngineViews.tenant_shares`; a model that is not loaded has none."""
         return await (self._client or NOT_LOADED).tenant_shares()
 
 
@@ -170,7 +170,7 @@ class RelayedWatch:
         return "" if present is None else present.watch.overdue()
 
     def lost(self) -> str:
-        """See `StepWatch`: a model that is lost is loaded again, and the process can serve."""
+        """See `StepWatch`. Never lost: a model that is lost is loaded again, so the process can serve."""
         return ""
 
     def began(self) -> float:

@@ -60,7 +60,7 @@ class Access:
         probe_hosts: the same for the probe port.
         origins: origins of web pages that may call; `*` allows any.
         compat: whether unsupported fields are dropped and listed instead of refused.
-        normalize_prompts: whether changing lines are taken out of the front of system prompts.
+        normalize_prompts: whether changing lines are taken out of the start of system prompts.
         request_seconds: time limit of a request; 0 for none.
     """
 
@@ -107,7 +107,7 @@ def _hosts(listening: str, asked: frozenset[str]) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`; of names, only localhost counts."""
+    """Whether only this machine can reach a server on `host`; the only name that counts is localhost."""
     if host.lower() == "localhost":
         return True
     try:
@@ -143,7 +143,7 @@ def _caller(key: _Key) -> Caller:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A key, its options, where it was given, and what it is marked as; "" for no mark."""
+    """A key, its options, where it was given, and its mark (admin or gateway); "" for no mark."""
 
     text: str
     where: str

@@ -43,7 +43,7 @@ async def read_json(http_request: Request, limit: int) -> JsonObject:
 
 
 async def read_body(http_request: Request, limit: int) -> bytes:
-    """Read the whole body, whatever it is.
+    """Read the whole body, of any media type.
 
     Raises:
         RequestError: more than `limit` bytes, or too slow.

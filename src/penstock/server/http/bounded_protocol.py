@@ -54,8 +54,8 @@ def bounded_protocol(
 class _Connection(h11.Connection):
     """h11's connection state, stricter on input and cheaper on output.
 
-    Nearly every output event is a chunk of a body. It changes no state, yet h11 takes a tenth of the event loop's time
-    per streamed token for it, so chunks are written here. A response of known length goes out in one write: a second
+    Nearly every output event is a chunk of a body. It changes no state, yet h11 spends a tenth of the event loop's time
+    per streamed token on it, so chunks are written here. A response of known length goes out in one write: a second
     write would add a sixth to the cost of a refusal.
     """
 
@@ -167,7 +167,7 @@ class BoundedProtocol(H11Protocol):
         self._reader_came()
 
     def on_response_complete(self) -> None:
-        """The transport has the whole response; the client may not have read it yet. Learn it if it is a refusal."""
+        """The transport has the whole response; the client may not have read it yet. Remember it if it is a refusal."""
         if self.transport.get_write_buffer_size():
             self._await_reader()
         if self._known_refusals is not None and self._begun.digest:
@@ -184,7 +184,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def finish(self) -> None:
-        """Take no more requests, except one in flight: on a connection without any yet, or one partly received."""
+        """Take no more requests, except one that may be in flight: a connection's first, or one partly received."""
         if self.cycle is None or not self.cycle.response_complete:
             self.end_after_answer()
         elif not self.conn.trailing_data[0]:

@@ -1,6 +1,6 @@
 """What a caller wants of the answer cache: the request header `cache-control` (RFC 9111, section 5.2.1).
 
-Directives that nothing here acts on are left alone, as the standard has it.
+Directives that this server does not act on are ignored, as the standard requires.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["answer_caching"]
 
 
 def answer_caching(headers: Mapping[str, str]) -> AnswerCaching:
-    """What the header allows; everything without it. An age that is none counts as 0."""
+    """What the header allows; everything if there is none. A malformed age counts as 0."""
     most_age, keep = float("inf"), True
     for directive in headers.get("cache-control", "").split(","):
         name, _, value = directive.strip().lower().partition("=")

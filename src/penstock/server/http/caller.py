@@ -2,7 +2,7 @@
 
 The salt that reaches the engine is an HMAC (RFC 2104) of the caller's `cache_salt`, keyed by the digest of the API key.
 So callers with different keys never share cached KV, and the engine learns neither the key nor the caller's salt. Only
-a gateway's salts stay as they are: it keeps its own callers apart by them, and finds them again in KV events.
+a gateway's salts are passed on unchanged: it separates its own callers by them, and recognises them in KV events.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Caller:
     """Who sent a request.
 
     Attributes:
-        digest: SHA-256 of the API key; empty where the server has no keys.
+        digest: SHA-256 of the API key; empty if the server has no keys.
         admin: whether it may use the admin routes.
         share: its share of the machine under the `fair` policy, relative to callers with 1.
         concurrent: how many of its requests may run at once; 0 for no limit.
-        gateway: whether it sends requests on behalf of callers whom it keeps apart by `cache_salt` itself.
+        gateway: whether it sends requests for callers of its own, which it separates by `cache_salt`.
     """
 
     digest: bytes = b""
@@ -41,11 +41,11 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """An id that tells callers apart without revealing their keys; "" where the server has no keys."""
+        """An id that tells callers apart without revealing their keys; "" if the server has no keys."""
         return hmac.new(self.digest, b"name", hashlib.sha256).hexdigest()[:NAME_CHARS] if self.digest else ""
 
     def bind(self, request: EngineRequest) -> EngineRequest:
-        """`request` with this caller's tenant, share and salt; unchanged where the server has no keys."""
+        """`request` with this caller's tenant, share and salt; unchanged if the server has no keys."""
         if not self.digest:
             return request
         salt = request.cache_salt

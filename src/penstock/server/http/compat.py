@@ -38,7 +38,7 @@ def parse_leniently(body: JsonObject, parse: Callable[[JsonObject], T], most: in
         scope: the request's ASGI scope, which takes the header.
 
     Raises:
-        RequestError: as `parse`, where dropping fields does not help.
+        RequestError: as `parse`, if dropping fields does not help.
     """
     remaining = copy.deepcopy(body)
     ignored: list[str] = []

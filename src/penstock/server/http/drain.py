@@ -1,6 +1,6 @@
 """Refuse new work while the server stops: 503 with `Retry-After`, before the body is parsed.
 
-Responses in progress go on. Requests that cost no work are still served: probes, metrics, reads, and those that end
+Responses in progress go on. Requests that cost no work are still served: probes, metrics, reads, and requests that end
 work.
 """
 

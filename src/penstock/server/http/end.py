@@ -1,4 +1,4 @@
-"""End a server from outside: in order, from any thread; or by force, when that takes too long."""
+"""End a server from outside: gracefully, from any thread; or by force, if that takes too long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from collections.abc import Callable
 __all__ = ["End", "LastResort"]
 
 FORCED = 1
-"""The exit code of a process that could not end in order."""
+"""The exit code of a process that did not end gracefully."""
 
 log = logging.getLogger("penstock.server")
 
 
 class End:
-    """A handle by which others end a server, before it runs or while it does."""
+    """A handle to end a server from outside, before or while it runs."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
@@ -37,7 +37,7 @@ class End:
 
 
 class LastResort:
-    """Ends the process by force if it does not end in time, as when a thread computes for ever.
+    """Ends the process by force if it does not end in time, for example because a thread computes for ever.
 
     Args:
         leave: ends the process with an exit code, whatever its threads do.
@@ -48,11 +48,11 @@ class LastResort:
         self._over = False
 
     def within(self, seconds: float) -> None:
-        """Force an exit after `seconds`; the earliest deadline of several calls counts. Safe in a signal handler."""
+        """Force an exit after `seconds`; of several deadlines, the earliest counts. Safe in a signal handler."""
         _thread.start_new_thread(self._wait, (seconds,))  # a Thread takes locks, which the interrupted code may hold
 
     def cancel(self) -> None:
-        """Drop every deadline: the server has ended in order."""
+        """Drop every deadline: the server has ended gracefully."""
         self._over = True
 
     def _wait(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
 """Refuse requests while the queue is full: 429 with `Retry-After`, before their bodies are parsed.
 
-This check takes the queue of a moment ago and the smallest possible request; a request that passes is checked again for
-what it asks. A request that resumes a stream (`Last-Event-ID`) skips this check, because there may be nothing left to
-compute.
+This check assumes the queue of a moment ago and the smallest possible request; a request that passes is checked again
+for what it asks. A request that resumes a stream (`Last-Event-ID`) skips this check, because there may be nothing left
+to compute.
 """
 
 from __future__ import annotations

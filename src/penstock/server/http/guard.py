@@ -128,7 +128,7 @@ def _too_much(message: str, code: str) -> HttpRefusal:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets (RFC 9110, section 7.2); "" where it is malformed."""
+    """The name in a Host header, without port and brackets (RFC 9110, section 7.2); "" if it is malformed."""
     match = HOST.fullmatch(host)
     return (match["name"] or match["address"]).lower() if match else ""
 

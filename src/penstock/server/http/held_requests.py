@@ -1,7 +1,7 @@
 """Bound the memory of requests in progress: their bodies, and the objects parsed from them.
 
 A body's memory is estimated as it arrives: a JSON value may take two bytes in the body and dozens in memory. A body
-that does not fit is refused before it is read if its declared length is too large, and otherwise once the estimate is.
+that does not fit is refused before it is read if its declared length is too large, otherwise once its estimate is.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class HoldRequests:
 
     Args:
         held: counts the bytes.
-        max_body_bytes: the largest body that is kept; whoever reads a longer one refuses it.
+        max_body_bytes: the largest body that is kept; the endpoint that reads a longer one refuses it.
     """
 
     def __init__(self, app: ASGIApp, held: HeldBytes, max_body_bytes: int) -> None:

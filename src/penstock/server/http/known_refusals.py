@@ -6,7 +6,7 @@ by its digest, and the same head, followed at once by its whole body, is refused
 still full. If the body arrives after the head, as some clients send it, the application handles the request.
 
 Invariant: the response is the application's own, except for the date, the request id, and the present state of the
-queue. A head is not remembered if its response cannot be repeated to the byte, whichever middleware changed it.
+queue. A head is not remembered if its response cannot be repeated byte for byte, whichever middleware changed it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.server.http.failures import error_response
 __all__ = ["NOT_BEGUN", "Begun", "KnownRefusals", "Refused", "refused_unread"]
 
 MOST_HEADS = 256
-"""Heads that are remembered: a client of one kind and key sends a few, which differ by the length of the body."""
+"""How many heads are remembered: a client of one kind and key sends a few, which differ by the body's length."""
 MOST_HEAD_BYTES = 4096
 END_OF_HEAD = b"\r\n\r\n"
 REQUEST_ID = b"x-request-id"
@@ -35,7 +35,7 @@ Pairs = Iterable[tuple[bytes, bytes]]
 
 
 class Begun(NamedTuple):
-    """A summary of the first bytes of a request. Not the bytes, which may be megabytes of body, or contain a key.
+    """A summary of the first bytes of a request, without the bytes: they may be megabytes of body, or contain a key.
 
     Attributes:
         digest: SHA-256 of the head; b"" if the head is incomplete or too long.

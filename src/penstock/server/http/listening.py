@@ -14,7 +14,7 @@ BACKLOG = 2048
 """Connections that the system queues until the process accepts them."""
 
 ACCEPTED_AT_ONCE = 4
-"""Connections that asyncio accepts at a time before any can be refused: so many open files can exceed the cap."""
+"""Connections that asyncio accepts at a time before any can be refused: open files can exceed the cap by this many."""
 
 NOBODY_WAITS = (errno.EAGAIN, errno.EWOULDBLOCK)
 

@@ -1,6 +1,6 @@
 """Build the OpenAPI document: request schemas, from the tables that requests are checked against, and responses.
 
-Where a schema cannot express a rule, such as a limit across two fields, the error that refuses the request states it.
+If a schema cannot express a rule, such as a limit across two fields, the error that refuses the request states it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PARTS_SCHEMA = object_of(
     dict.fromkeys((*PARTS, "total"), NUMBER)
     | {"queue_for": {"type": "object", "additionalProperties": {"type": "number"}}}
 )
-"""Of `api_fields.timings.parts_object`."""
+"""The schema of `api_fields.timings.parts_object`."""
 
 STEP_SCHEMA = object_of(
     {"step": INTEGER, "at": NUMBER}
@@ -81,7 +81,7 @@ STEP_SCHEMA = object_of(
     },
     optional=("own_decode_ms", "own_prompts_ms", "own_positions"),
 )
-"""Of `api_fields.step_views.step_object`."""
+"""The schema of `api_fields.step_views.step_object`."""
 
 ERROR = object_of({"message": STRING, "type": STRING, "param": OPTIONAL_STRING, "code": STRING})
 

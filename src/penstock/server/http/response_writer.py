@@ -18,7 +18,7 @@ class ResponseWriter:
 
     Attributes:
         before: awaited before each message is sent, if set.
-        headers: sent beside the response's own; what is in it when the response starts.
+        headers: extra headers; those in it when the response starts are sent with the response's own.
     """
 
     def __init__(self, send: Send) -> None:

@@ -237,7 +237,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 (a signal handler's signature)
-        """First signal: end in order. Second: now."""
+        """First signal: end gracefully. Second: now."""
         if self.should_exit:
             self.force_exit = True
             self._on_force()

@@ -2,8 +2,8 @@
 
 Each message is one datagram of `NAME=value` lines to the socket that `$NOTIFY_SOCKET` names: `READY=1` when connections
 are accepted, `STOPPING=1` when the server begins to stop, `STATUS=` for people. If the unit has `WatchdogSec=`,
-`WATCHDOG=1` is sent every half of that time as long as the engine responds; systemd kills a server that is silent for
-the whole of it, and starts another.
+`WATCHDOG=1` is sent twice in that time as long as the engine responds; systemd kills a server that is silent for all of
+that time, and starts another.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Notifier:
 
     @contextlib.asynccontextmanager
     async def watched(self, stuck: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
-        """Inside, send watchdog messages while `stuck` returns ""; it is asked on the event loop that serves."""
+        """Inside, send watchdog messages while `stuck` returns "". It is called on the event loop that serves."""
         if not (self._address and self._watchdog_seconds):
             yield
             return

@@ -175,7 +175,7 @@ def _token_logprob(token: TokenPiece) -> float | None:
 
 
 def _top_object(token: TokenPiece) -> JsonObject | None:
-    """Text -> log probability of the top tokens and the chosen one; of equal texts, the most likely token counts."""
+    """Text -> log probability of the top tokens and the chosen one; of equal texts, the most likely token's."""
     if math.isnan(token.logprob):
         return None
     texts: JsonObject = {}

@@ -164,7 +164,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
     extra = request_body(fitted(EMBEDDING_FIELDS, serving.card), NEUTRAL_EMBEDDINGS, "input")
 
     async def embeddings(http_request: Request) -> Response:
-        """A vector for each input, in their order."""
+        """A vector for each input, in the order of the inputs."""
         response_id = "embd-" + secrets.token_hex(16)
         wanted = await serving.read(
             http_request, lambda body: parse_embeddings(body, response_id, serving.card_now, limits)

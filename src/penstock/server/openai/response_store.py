@@ -57,8 +57,8 @@ class SentStream:
     """The stream of a response, for clients that ask for its rest by event number. Confined to one event loop.
 
     Attributes:
-        wanted: the request, bound to its caller; None if an earlier server sent the stream: the meaning of its event
-            numbers is lost.
+        wanted: the request, bound to its caller; None if an earlier server sent the stream: then the meaning of its
+            event numbers is lost.
         positions: the position of each event that was sent, by event number, as in the event's id.
         renumbered: whether the events have since been sent again as `responses_stored` builds them from the complete
             response: event numbers now refer to that stream.
@@ -76,11 +76,11 @@ class SentStream:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What to generate a background response from again, if the server ends before it is finished.
+    """What a background response is generated from again if the server ends before it is finished.
 
     Attributes:
         body: the request's body.
-        before: how many messages of its conversation come from `previous_response_id`.
+        before: how many messages of its conversation came from `previous_response_id`.
         starts: how often it was started.
         same_model: whether everything that the answer depends on besides its request is unchanged.
     """

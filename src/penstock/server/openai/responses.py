@@ -195,7 +195,7 @@ class Responses:
 
 
 def _stored_response(body: JsonObject) -> Response:
-    """A response as it was stored; if it has a certificate, with its digest in a header as when it was made."""
+    """A stored response; if it has a certificate, a header holds the digest, as in the original answer."""
     response = json_response(200, body)
     response.headers.update(certificate_headers(body.get("certificate") or ""))
     return response
@@ -244,7 +244,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return json_response(200, {"id": response_id, "object": "response", "deleted": True})
 
     async def cancel_response(http_request: Request, response_id: str) -> Response:
-        """End a response that is being made."""
+        """Cancel a response in progress."""
         return _stored_response(await responses.cancel(response_id, caller_of(http_request.scope)))
 
     async def list_input_items(http_request: Request, response_id: str) -> Response:
@@ -261,7 +261,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return await responses.count(http_request)
 
     async def compact_response(http_request: Request) -> Response:
-        """A conversation made shorter: the user's messages, and a summary of the rest."""
+        """Shorten a conversation to the user's messages and a summary of the rest."""
         return await responses.compact(http_request)
 
     counting = request_body(fitted(COUNT_INPUT_FIELDS, serving.card), NEUTRAL_COUNT_INPUT, "input")

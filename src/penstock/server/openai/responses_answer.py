@@ -42,7 +42,7 @@ class _Item:
     Attributes:
         index: its index in the output.
         text: the pieces of its text, or of a call's arguments.
-        call_id, name: those of a call; "" in other items.
+        call_id, name: the id and name of a call; "" in other items.
         first_token, end_token: the range of the choice's tokens in a message; the end is None until it is known.
     """
 
@@ -152,7 +152,7 @@ class ResponsesFormatter:
     # --- events of items
 
     def _into(self, kind: str) -> Iterator[JsonObject]:
-        """The events that close the open item and open one of this kind, unless one is open."""
+        """The events that close the open item and open one of this kind, unless an item of this kind is open."""
         if self._open and self._items[-1].kind == kind:
             return
         yield from self._close("completed")

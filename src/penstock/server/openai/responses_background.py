@@ -38,7 +38,7 @@ AGAIN_AT_ONCE = 16
 """Most responses generated again at the same time, besides new requests."""
 
 PAUSE_SECONDS = 1.0
-"""Between two attempts to generate a response again while the engine has no room for it."""
+"""Pause between two attempts to generate a response again while the engine has no room for it."""
 
 log = logging.getLogger("penstock.server")
 

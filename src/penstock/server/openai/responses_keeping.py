@@ -30,7 +30,7 @@ class Keeper:
 
     Attributes:
         stream: a record of its event stream, if it is streamed.
-        asked: what to generate it again from after a restart; None if it is not to be.
+        asked: what to generate it again from after a restart; None if that is not to be done.
     """
 
     store: ResponseStore

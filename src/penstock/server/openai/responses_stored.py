@@ -1,7 +1,7 @@
 """List the input items of a stored response, and rebuild its events.
 
-The events are those that its stream had, but with the text of each part in one delta: a client that builds the response
-from them gets the stored one.
+The events are the same as in its stream, except that the text of each part is in one delta. A client that builds the
+response from them gets the stored one.
 """
 
 from __future__ import annotations

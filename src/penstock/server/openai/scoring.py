@@ -260,11 +260,11 @@ def routes(serving: Serving) -> tuple[Route, ...]:
         return serving.respond(parsed, _ScoringDelivery(wanted, serving.live.seconds_for(parsed.requests[0])))
 
     async def score(http_request: Request) -> Response:
-        """How alike pairs of texts are: the cosine of their embeddings."""
+        """The similarity of pairs of texts: the cosine of their embeddings."""
         return await answered(http_request, "score-", parse_score)
 
     async def rerank(http_request: Request) -> Response:
-        """Documents by how alike they are to a query: the cosine of their embeddings."""
+        """Rank documents by their similarity to a query: the cosine of their embeddings."""
         return await answered(http_request, "rerank-", parse_rerank)
 
     scoring = request_body(fitted(SCORE_FIELDS, card), NEUTRAL_SCORING, "text_1", "text_2")

@@ -30,7 +30,7 @@ EVENTS_PATH = "/engine/events"
 
 PERIOD_SECONDS = 1.0
 LONGEST_SECONDS = 600.0
-"""After this a stream ends, and a viewer that is still there reconnects: a connection that nobody watches goes away."""
+"""A stream ends after this time, and a viewer that is still there reconnects: abandoned connections go away."""
 
 MAX_VIEWERS = 32
 
@@ -53,7 +53,7 @@ FIELDS = (
 
 
 Look = Callable[[], JsonObject]
-"""Makes one event, of this moment."""
+"""Makes one event from the present state."""
 
 
 def routes(serving: Serving) -> tuple[Route, ...]:
@@ -62,7 +62,7 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
 
 def events_route(choose: Callable[[Request], Look], stopping: asyncio.Event) -> Route:
-    """The stream's endpoint, where `choose` says what a viewer sees; it may raise a `RequestError`.
+    """The stream's endpoint. `choose` picks what a viewer sees; it may raise a `RequestError`.
 
     It is not in the OpenAPI document, where every response has an end.
     """

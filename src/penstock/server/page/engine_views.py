@@ -1,7 +1,7 @@
-"""`GET /engine/steps`, `/engine/prefixes` and `/engine/tenants`: what the engine shows of its inside, when asked.
+"""`GET /engine/steps`, `/engine/prefixes` and `/engine/tenants`: the engine's inner state, on request.
 
-Counts and times only, as in `engine_events`: of the prefix cache how much hangs on what, never of what it is. A caller
-with a key is told of the shares of others as one; only an admin sees each, under the names that logs have.
+Counts and times only, as in `engine_events`: the prefix cache's shape and sizes, never its content. A caller with a key
+sees the shares of all others as one; only an admin sees each of them, under the names that logs use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.server.http.route import Route
 __all__ = ["Choose", "routes", "views_routes"]
 
 TREE_SECONDS = 2.0
-"""How long a tree of the prefix cache is told again instead of made anew: making one takes milliseconds."""
+"""How long a tree of the prefix cache is reused before it is made again: making one takes milliseconds."""
 
 _STATUSES = (400, 401, 403, 503)
 _LARGEST = 2**53
@@ -46,11 +46,11 @@ def routes(serving: Serving) -> tuple[Route, ...]:
 
 
 def views_routes(choose: Choose, access: Access) -> tuple[Route, ...]:
-    """The endpoints. All take `model`, which is for `choose`: one engine is that of every model which it lists."""
+    """The endpoints. All take a query parameter `model`, which `choose` may read; with one engine it has no effect."""
     trees: dict[str, _Shared[PrefixTree]] = {}  # by model
 
     async def engine_steps(http_request: Request) -> Response:
-        """The latest steps: what each computed, how long it took and was expected to take, and why the queue stood."""
+        """The latest steps: what each computed, how long it took, how long was expected, and why the queue stalled."""
         query = read_query(http_request, "after", "model", compat=access.compat)
         _, views = choose(http_request)
         recent = await views.recent_steps(_step_number(query.get("after", ["-1"])[-1]))
@@ -64,7 +64,7 @@ def views_routes(choose: Choose, access: Access) -> tuple[Route, ...]:
         return json_response(200, tree_object(await shared.get(views.cached_prefixes, TREE_SECONDS)))
 
     async def engine_tenants(http_request: Request) -> Response:
-        """What each tenant has of the engine; nothing where the server has no keys."""
+        """Each tenant's share of the engine; empty if the server has no keys."""
         read_query(http_request, "model", compat=access.compat)
         _, views = choose(http_request)
         shares = await views.tenant_shares() if access.keys else ()
@@ -84,7 +84,7 @@ def tree_object(tree: PrefixTree) -> JsonObject:
 
 
 def tenant_objects(shares: tuple[TenantShare, ...], caller: Caller) -> list[JsonObject]:
-    """Shares as JSON: an admin's list has each tenant, any other caller's its own and, as one, all others."""
+    """Shares as JSON: an admin sees each tenant; any other caller sees its own share, and all others as one."""
     if caller.admin:
         return [_tenant_object(each, own=each.tenant == caller.name) for each in shares]
     own = [each for each in shares if each.tenant == caller.name]
@@ -108,7 +108,7 @@ def _step_number(text: str) -> int:
 
 
 class _Shared(Generic[T]):
-    """Something that takes long to make, made once for all who ask within some seconds. Confined to one event loop."""
+    """A value that takes long to make, made once for all requests within some seconds. Confined to one event loop."""
 
     def __init__(self) -> None:
         self._making = asyncio.Lock()
@@ -116,7 +116,7 @@ class _Shared(Generic[T]):
         self._at = 0.0
 
     async def get(self, make: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """The one that was made last, if that is not so many seconds ago."""
+        """The value that was made last; a new one if that is `seconds` or longer ago."""
         async with self._making:
             if self._made is None or time.monotonic() - self._at >= seconds:
                 self._made = await make()

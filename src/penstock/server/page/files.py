@@ -78,7 +78,7 @@ def _read(path: Path) -> PageFile:
 
 
 def is_page_path(path: str) -> bool:
-    """Whether a raw path belongs to the page, which is public even where the server has keys."""
+    """Whether a raw path belongs to the page, which is public even if the server has keys."""
     return path == "/" or path.startswith(PREFIX)
 
 

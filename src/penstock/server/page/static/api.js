@@ -2,7 +2,7 @@
 
 const KEY = "penstock.key";
 
-/** What went wrong, in the server's own words where it said any. */
+/** What went wrong, in the server's own words if it gave any. */
 export class ApiError extends Error {
   constructor(status, message, code = "", param = "") {
     super(message);
@@ -13,7 +13,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The key that requests carry; kept until the tab is closed. */
+/** The API key that requests carry; kept until the tab is closed. */
 export function apiKey() {
   try {
     return sessionStorage.getItem(KEY) ?? "";
@@ -30,7 +30,7 @@ export function setApiKey(key) {
     if (key) sessionStorage.setItem(KEY, key);
     else sessionStorage.removeItem(KEY);
   } catch {
-    return; // refused by the browser: it stays in memory
+    return; // the browser refused: the key stays in memory
   }
 }
 
@@ -54,7 +54,7 @@ async function failure(response) {
   try {
     ({ error } = await response.json());
   } catch {
-    error = null; // not our error object: a proxy's page, say
+    error = null; // not our error object: for example a proxy's page
   }
   if (error && typeof error.message === "string") {
     return new ApiError(response.status, error.message, error.code ?? "", error.param ?? "");
@@ -92,15 +92,15 @@ export async function* events(path, options = {}) {
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw cutShort(); // browsers name it differently, and none says what it means here
+    throw cutShort(); // browsers name this error differently, and none says what it means here
   } finally {
     reader.cancel().catch(() => {}); // already closed by an abort: nothing is left to cancel
   }
 }
 
 /**
- * The chunks of one streamed chat completion. Throws what the server says instead of a chunk.
- * Each holds the tokens so far: of an answer that is stopped, the usage at the end never comes.
+ * The chunks of one streamed chat completion. If the server sends an error instead of a chunk, throws it.
+ * Each chunk holds the usage so far: if an answer is stopped, the usage at its end never comes.
  */
 export async function* chatChunks(body, signal) {
   const options = {

@@ -50,7 +50,7 @@ function show(next) {
   toLatest();
 }
 
-/** Show the messages from the first to the leaf; those that were on the page keep their elements. */
+/** Show the messages from the first to the leaf; messages that are already on the page keep their elements. */
 function showBranch() {
   const shown = thread.path(conversation);
   const nodes = shown.map((message) => viewOf(message).node);
@@ -101,7 +101,7 @@ function send(text, parent = conversation.leaf) {
   answer(conversation.leaf);
 }
 
-/** Have the message at `parent` answered, in `message` if there is one that came to nothing. */
+/** Have the message at `parent` answered: in `message`, an earlier answer that stayed empty, or else in a new one. */
 function answer(parent, message = null) {
   if (message) for (const left of ["error", "ending", "tokens", "stats", "answer"]) delete message[left];
   else thread.add(conversation, (message = { role: "assistant", content: "" }), parent);
@@ -133,22 +133,22 @@ function ended({ conversation: answered, message, failure }) {
   if (!failure) announce(`Answer: ${view ? view.spoken().slice(0, 2000) : "finished in another conversation"}`);
 }
 
-/** Answer what is before `message` once more: another version, unless this one came to nothing. */
+/** Answer the message before `message` again: as another version, or in place of `message` if that is empty. */
 function regenerate(message) {
   if (answering) return;
   answer(message.parent, message.content || message.reasoning ? null : message);
   $("text").focus();
 }
 
-/** Say something else in the place of `message`, and have that answered. */
+/** Replace `message` by another text, as a new version, and have that answered. */
 function edit(message, text) {
   if (answering) return notice("Wait for the answer, or stop it.");
-  views.delete(message); // it shall not be in the midst of being edited when it is turned to again
+  views.delete(message); // so that its editor is closed when this version is shown again
   send(text, message.parent);
   $("text").focus();
 }
 
-/** Show another version of a message, and what followed it. */
+/** Show another version of a message, and the messages that followed it. */
 function turn(message, version) {
   const forward = conversation.messages.indexOf(version) > conversation.messages.indexOf(message);
   follows = false;
@@ -177,7 +177,7 @@ function showList() {
   $("export").disabled = !store.list().length;
 }
 
-/** A conversation as it is now: one that is on the page or being answered may be ahead of what is kept. */
+/** The latest state of a conversation: if it is on the page or being answered, it may be newer than what is stored. */
 function found(id) {
   return [conversation, answering?.conversation].find((each) => each?.id === id) ?? store.load(id);
 }
@@ -248,7 +248,7 @@ function showComposer() {
   grow();
 }
 
-/** As high as its text, where the style sheet cannot say so. */
+/** Make the field as high as its text, if the browser's CSS cannot. */
 function grow() {
   if (CSS.supports("field-sizing", "content")) return;
   text.style.height = "auto";
@@ -277,7 +277,7 @@ text.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   const writing = event.target.closest("input, textarea, select");
   if (event.key === "Escape") {
-    if (document.querySelector(":popover-open")) return; // it is what is closed
+    if (document.querySelector(":popover-open")) return; // Escape closes the popover
     if (!closeDrawers()) answering?.stop();
   } else if (event.key === "/" && !writing && !event.ctrlKey && !event.metaKey && !event.altKey) {
     event.preventDefault();
@@ -296,7 +296,7 @@ function toLatest() {
 
 let lastTop = 0;
 
-// Only the reader's own scrolling up ends the following: text that grows under a resting reader does not.
+// Following ends only when the reader scrolls up, not when the text grows while the reader does nothing.
 transcript.addEventListener("scroll", () => {
   const near = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR;
   if (near) follows = true;
@@ -338,7 +338,7 @@ $("theme").addEventListener("click", () => {
   try {
     localStorage.setItem("penstock.theme", theme);
   } catch {
-    return; // it lasts as long as the page
+    return; // the theme lasts as long as the page
   }
 });
 showTheme(document.documentElement.dataset.theme ?? "auto");
@@ -412,11 +412,11 @@ async function start() {
     });
     showSettings();
   } catch (error) {
-    if (error.status !== 401 && error.status !== 403) notice(error.message); // those are asked about by the engine's view
+    if (error.status !== 401 && error.status !== 403) notice(error.message); // for these, the engine's view asks for a key
   }
 }
 
-/** The model that answers in a conversation: the one chosen for it, if it is served here, else the first. */
+/** The model that answers in a conversation: the one chosen for it, if it is served here, otherwise the first. */
 function modelOf({ model }) {
   return models.find(({ id }) => id === model) ?? models[0] ?? { id: "" };
 }

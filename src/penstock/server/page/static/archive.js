@@ -1,5 +1,5 @@
-// Conversations as a file: one JSON object that names its format. What is read from a file is checked to the last field
-// before anything is kept of it, and takes the place of nothing that is here.
+// Conversations as a file: one JSON object that names its format. A file is checked to the last field before anything
+// from it is stored, and it replaces no conversation that is stored here.
 
 import { read, written } from "./format.js";
 import * as store from "./store.js";
@@ -24,8 +24,8 @@ function fileName(text) {
 }
 
 /**
- * Keep the conversations of a file beside those that are here: how many were new, and how many were here already. Throws an
- * Error in words for people, and then nothing was kept.
+ * Store the conversations of a file beside the existing ones. Returns how many were new, and how many were here already.
+ * Throws an Error with a message for users; nothing was stored then.
  */
 export async function importFile(file) {
   if (file.size > LARGEST) throw new Error(`${file.name} was not imported: it is larger than ${LARGEST / 1e6} MB.`);
@@ -60,7 +60,7 @@ function parse(text) {
   });
 }
 
-/** Whether the very same conversation is kept already: a file that is read twice adds nothing. */
+/** Whether the same conversation is stored already: a file that is read twice adds nothing. */
 function isHere(conversation) {
   const here = store.load(conversation.id);
   return here !== null && JSON.stringify(written(here)) === JSON.stringify(written(conversation));

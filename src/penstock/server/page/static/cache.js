@@ -1,5 +1,5 @@
-// The prefix cache: what it holds and how much it has spared, for the engine and for each answer of this conversation. A
-// block that is cached is kept for a prompt that begins alike, and given up when somebody needs room.
+// The prefix cache: what it holds and how much work it saved, for the engine and for each answer of this conversation. A
+// cached block is kept for a prompt with the same prefix, and given up when another sequence needs room.
 
 import { element, grouped } from "./dom.js";
 
@@ -12,7 +12,7 @@ export class CacheView {
     this.past = [];
   }
 
-  /** The counters that follow are another engine's. */
+  /** Start again: the counters that follow belong to another engine. */
   forget() {
     this.past = [];
   }
@@ -41,7 +41,7 @@ export class CacheView {
     $("hits-lately").textContent = percent(now.hit_tokens - before.hit_tokens, now.query_tokens - before.query_tokens);
   }
 
-  /** The counters as they were some time ago. Counters that went back belong to another server. */
+  /** The counters of some time ago. Counters that went back belong to another server. */
   before(now) {
     if (this.past.length && now.query_tokens < this.past.at(-1).query_tokens) this.past = [];
     this.past.push(now);

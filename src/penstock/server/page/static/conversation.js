@@ -1,5 +1,5 @@
-// Having an answer generated: one at a time. Keeps time as a person at the page sees it, and leaves the message in a state
-// that can be kept, whatever ends the answer.
+// Has an answer generated, one at a time. Measures times as a person at the page sees them. Whatever ends the answer, the
+// message is left in a state that can be stored.
 
 import { chatChunks } from "./api.js";
 import { path } from "./thread.js";
@@ -16,7 +16,7 @@ export class Answering {
     this.frame = 0;
   }
 
-  /** End it now; what has come stays. */
+  /** End the answer now; what has arrived stays. */
   stop() {
     this.controller.abort();
   }
@@ -44,7 +44,7 @@ export class Answering {
 
   take(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
-    if (chunk.id) this.message.answer = chunk.id; // by which the server remembers where its time went
+    if (chunk.id) this.message.answer = chunk.id; // the id under which the server remembers where its time went
     const [choice] = chunk.choices;
     if (!choice) return;
     if (choice.finish_reason) this.message.ending = choice.finish_reason;
@@ -62,7 +62,7 @@ export class Answering {
     });
   }
 
-  /** What the answer cost; of a stopped one, as far as it had come. */
+  /** Measure what the answer cost; if it was stopped, up to that point. */
   measure() {
     if (this.first === undefined) return;
     const tokens = this.usage.completion_tokens;
@@ -72,12 +72,12 @@ export class Answering {
       rate: tokens > 1 && elapsed > 0 ? ((tokens - 1) / elapsed) * 1000 : 0,
       tokens,
       prompt: this.usage.prompt_tokens,
-      cached: this.usage.prompt_tokens_details?.cached_tokens ?? 0, // only the end of an answer tells
+      cached: this.usage.prompt_tokens_details?.cached_tokens ?? 0, // only the end of an answer says
     };
   }
 }
 
-/** What is asked of the server for a conversation whose last message is to be answered. */
+/** The request that has the last message of a conversation answered. */
 export function requestFor(conversation, model) {
   const said = path(conversation).filter((message) => !message.running && message.content);
   const messages = said.map(({ role, content }) => ({ role, content }));

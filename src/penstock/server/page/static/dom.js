@@ -23,19 +23,19 @@ function fill(node, attributes, children) {
   return node;
 }
 
-/** One of the drawings of the page's sprite. Decoration: whoever uses it gives the name. */
+/** One of the drawings of the page's sprite. It is decoration: the element that uses it has the accessible name. */
 export function icon(name) {
   return svgElement("svg", { class: "icon", "aria-hidden": "true" }, svgElement("use", { href: `#icon-${name}` }));
 }
 
-/** A button with a drawing, and a name for those who do not see it. */
+/** A button with a drawing, and a name for screen readers. */
 export function iconButton(name, label, click, extra = {}) {
   return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, click, ...extra }, icon(name));
 }
 
 const said = document.getElementById("said");
 
-/** Tell those who listen to the page; polite, one sentence at a time. */
+/** Have screen readers speak a sentence, politely, one at a time. */
 export function announce(text) {
   said.textContent = "";
   requestAnimationFrame(() => {

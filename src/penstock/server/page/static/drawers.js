@@ -1,10 +1,10 @@
-// What stands beside the conversation on a wide screen lies over it as a drawer on a narrow one.
+// What is beside the conversation on a wide screen is a drawer over it on a narrow one.
 
 const $ = (id) => document.getElementById(id);
 const OPENERS = { conversations: $("open-conversations"), panel: $("open-panel") };
 const SHUT = { conversations: matchMedia("(max-width: 59.99rem)"), panel: matchMedia("(max-width: 74.99rem)") };
 
-/** A closed drawer can be reached by nobody; one that stands beside is always open. */
+/** A closed drawer cannot be reached at all; one beside the conversation is always open. */
 function arrange() {
   for (const [id, opener] of Object.entries(OPENERS)) {
     const open = $(id).classList.contains("is-open");
@@ -14,12 +14,12 @@ function arrange() {
   $("scrim").hidden = !document.querySelector(".is-open");
 }
 
-/** Whether this one lies over the page, where there is room for nothing else. */
+/** Whether this one is a drawer over the page, because the screen is narrow. */
 export function isDrawer(id) {
   return SHUT[id].matches;
 }
 
-/** Have it in view: open it if it is a drawer that is shut. */
+/** Bring it into view: open it if it is a closed drawer. */
 export function reveal(id) {
   if (SHUT[id].matches && !$(id).classList.contains("is-open")) openDrawer(id);
 }
@@ -31,7 +31,7 @@ function openDrawer(id) {
   $(id).querySelector("[data-closes]").focus();
 }
 
-/** Whether there was one to close. */
+/** Close the open drawer; returns whether there was one. */
 export function closeDrawers() {
   const open = document.querySelector(".is-open");
   if (!open) return false;

@@ -1,12 +1,12 @@
-// The live view of the engine. The server tells counters once a second; rates are differences, taken here. While nobody
-// looks (the tab is hidden) nothing is asked for.
+// The live view of the engine. The server sends counters once a second; rates are differences, computed here. While the
+// tab is hidden, nothing is requested.
 
 import { announce, grouped } from "./dom.js";
 import { events } from "./api.js";
 import { Plot } from "./plot.js";
 
 const LONGEST_PAUSE = 15_000;
-// What a model of several is doing while it cannot answer.
+// What one of several models is doing while it cannot answer.
 const STATES = { unloaded: "Not loaded", loading: "Loading", unloading: "Unloading" };
 const $ = (id) => document.getElementById(id);
 
@@ -28,7 +28,7 @@ export class EngineView {
     document.addEventListener("visibilitychange", () => this.restart());
   }
 
-  /** Begin again, with whatever key there is now; does nothing while the page is hidden. */
+  /** Begin again, with the present key; does nothing while the page is hidden. */
   restart() {
     this.controller?.abort();
     this.controller = null;
@@ -37,7 +37,7 @@ export class EngineView {
     this.watch(this.controller.signal);
   }
 
-  /** Show the engine of `model`, where a server has several; "" for its first. */
+  /** Show the engine of `model`, if the server has several; "" for its first. */
   choose(model) {
     if (model === this.model) return;
     this.model = model;

@@ -1,5 +1,5 @@
-// What a conversation looks like where it is kept or carried: which fields it has, and whether a value that comes from
-// outside is one. What older versions of the page have kept is brought up to date here, and nowhere else.
+// The form of a conversation in storage and in files: which fields it has, and whether a value from outside is one.
+// Conversations that older versions of the page stored are brought up to date here, and nowhere else.
 
 export const VERSION = 2;
 
@@ -35,7 +35,7 @@ export function read(value, id) {
   return conversation;
 }
 
-/** The first version: a plain list. What was no message was passed over then, and is now. */
+/** The first version: a plain list. Entries that are no messages were skipped then, and are now. */
 function inARow({ messages }) {
   const sound = messages.filter((each) => isObject(each) && isRole(each.role) && isText(each.content));
   return { messages: sound.map((message, at) => ({ ...message, parent: at - 1 })), leaf: sound.length - 1 };
@@ -50,7 +50,7 @@ function readMessage(value, at, all) {
   const { role, content, parent, shown } = value;
   const message = { role, content, parent, ...fields(value, DETAILS) };
   if (Number.isInteger(shown) && all[shown]?.parent === at) message.shown = shown;
-  if (value.running) message.error = CUT_SHORT; // the page was closed in its midst
+  if (value.running) message.error = CUT_SHORT; // the page was closed while it was generated
   return message;
 }
 
@@ -67,12 +67,12 @@ function fields(value, known) {
   return Object.fromEntries(Object.entries(known).filter(([name, fits]) => fits(value[name])).map(([name]) => [name, value[name]]));
 }
 
-/** What is kept of a conversation; `read` takes it back. */
+/** The part of a conversation that is stored; `read` reads it back. */
 export function written({ name, model, system, sampling, logprobs, leaf, messages }) {
   return { version: VERSION, name, model, system, sampling, logprobs, leaf, messages };
 }
 
-/** What a conversation is called: its name or, until it has one, the beginning of what was asked first. */
+/** A conversation's title: its name or, until it has one, the beginning of its first message. */
 export function title({ name, messages }) {
   const first = name || (messages.find((message) => message.role === "user")?.content ?? "");
   const line = first.trim().replace(/\s+/g, " ");

@@ -1,14 +1,14 @@
-// Steps of the engine as a chart: a bar for each, as high as it took, divided by what took it; a line where it was expected
-// to end; below, a lane in which is marked that the queue stood still. Of a request, its own part of each step is lit.
+// The engine's steps as a chart: a bar for each, as high as the time it took, divided by what took the time; a line where
+// it was expected to end; below, a lane that marks stalls of the queue. For one request, its part of each step is lit.
 
 import { element, grouped, svgElement } from "./dom.js";
 import { Pointing } from "./pointing.js";
 
-const WIDTH = 1000; // units of the drawing, however wide it is on the page
+const WIDTH = 1000; // units of the drawing, whatever its width on the page
 const HEIGHT = 100;
 const GAP = 0.16; // between two bars, in bars
-const WIDEST = 84; // units a step, so that a few steps are not walls
-const TALL = 1.3; // times what nearly all steps took: longer ones are cut off, so that the others can be seen
+const WIDEST = 84; // units a step, so that bars of a few steps are not too wide
+const TALL = 1.3; // times what 95 % of steps took at most: longer bars are cut off, so that the others can be seen
 
 /** The kinds of time in a step, from the bottom of its bar to the top, each with its name. */
 export const KINDS = { decode: "decode", guesses: "guesses", prompts: "prompts", stored: "read from the store", engine: "between steps" };
@@ -22,7 +22,7 @@ const STALLS = {
   newcomer: "another tenant's newcomer goes alone",
 };
 
-/** Milliseconds of a step by kind. A row's guesses are computed with it: they get their share of its positions. */
+/** Milliseconds of a step by kind. A row's guesses are computed with it: they get the share of time of their positions. */
 export function times(step) {
   const guessed = step.drafted / Math.max(1, step.decoding + step.drafted);
   return {
@@ -38,13 +38,13 @@ export function took(step) {
   return step.decode_ms + step.prompts_ms + step.drafting_ms + step.restored_ms + step.engine_ms;
 }
 
-/** When the step was expected to end; 0 while nothing was known. What a draft model and the store take nobody foresees. */
+/** When the step was expected to end; 0 while nothing was known. The times of draft model and store are not foreseen. */
 function expected(step) {
   return step.foreseen_ms ? step.foreseen_ms + step.drafting_ms + step.restored_ms : 0;
 }
 
 export class Lanes {
-  /** `host` is filled; `name` is what the chart is called for those who hear it; `slots` is how many steps have room. */
+  /** Fills `host`; `name` is the chart's name for screen readers; `slots` is how many steps have room. */
   constructor(host, name, slots = 0) {
     this.slots = slots;
     this.steps = [];
@@ -74,7 +74,7 @@ export class Lanes {
     host.replaceChildren(this.chart, this.legend, this.note);
   }
 
-  /** Draw these steps; of a request's, dim what was not its own. */
+  /** Draw these steps; if they are a request's (`own`), dim what was not its own part. */
   show(steps, { own = false } = {}) {
     this.steps = steps;
     this.pitch = Math.min(WIDEST, WIDTH / Math.max(1, this.slots, steps.length));
@@ -116,7 +116,7 @@ export class Lanes {
     this.stalls.setAttribute("d", stalls);
   }
 
-  /** What the colours mean, of those that are there. */
+  /** Explain the colours that are in use. */
   explain(own) {
     const there = Object.entries(KINDS).filter(([kind]) => this.steps.some((step) => times(step)[kind] > 0));
     if (own) there.unshift(["own", "its own part"]);
@@ -154,7 +154,7 @@ function lack({ need, have }) {
   return need > have ? ` (${grouped(need)} needed, ${grouped(have)} there)` : "";
 }
 
-/** All of them in words. */
+/** All steps in words. */
 function summary(steps) {
   if (!steps.length) return "No step yet.";
   const typical = median(steps.map((step) => took(step) - step.engine_ms));

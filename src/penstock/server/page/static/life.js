@@ -1,4 +1,4 @@
-// Where the time of one answer went: its parts as a bar that is as long as all of it, and the steps that it lived through.
+// Where the time of one answer went: its parts as a bar that stands for the whole, and the steps that it lived through.
 
 import { getJson } from "./api.js";
 import { element, grouped } from "./dom.js";
@@ -35,9 +35,9 @@ const WAITS = {
   turn: "for other prompts of its body",
 };
 
-const LEAST = 0.005; // of the whole; smaller parts are one
+const LEAST = 0.005; // share of the whole; smaller parts are shown as one
 
-/** The view of an answer's time, by the answer's id; it fills itself. */
+/** The view of an answer's time, by the answer's id; it fetches its own data. */
 export function lifeOf(answer) {
   const bar = element("div", { class: "life-bar" });
   const list = element("ul", { class: "life-parts" });

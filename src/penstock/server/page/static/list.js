@@ -1,10 +1,10 @@
-// The list of conversations: opens them, finds them by what they are called and by what was said in them, renames them.
+// The list of conversations: opens them, finds them by title and by text, renames them.
 
 import { element, iconButton } from "./dom.js";
 import { openMenu } from "./menu.js";
 import * as store from "./store.js";
 
-const AROUND = 36; // characters shown before and behind what was found
+const AROUND = 36; // characters shown before and after what was found
 
 export class ConversationList {
   /** `actions` are called with an id: `open`, `exportOne`, `discard`, and `rename`, also with the new name. */
@@ -19,7 +19,7 @@ export class ConversationList {
     });
   }
 
-  /** Show what is kept now and fits the search; `current` is the id of the one on the page. */
+  /** Show the stored conversations that match the search; `current` is the id of the one on the page. */
   show(current = this.current) {
     this.current = current;
     const sought = this.field.value.trim().toLowerCase();
@@ -53,7 +53,7 @@ export class ConversationList {
     ]);
   }
 
-  /** Put a field in the place of the title. */
+  /** Put an input field in place of the title. */
   rename(id) {
     const item = [...this.host.children].find((each) => each.dataset.id === id);
     const title = item.querySelector(".conversation-title").textContent;
@@ -70,7 +70,7 @@ export class ConversationList {
     field.addEventListener("keydown", (event) => {
       event.stopPropagation();
       if (event.isComposing || (event.key !== "Enter" && event.key !== "Escape")) return;
-      event.preventDefault(); // the button that gets the focus shall not be pressed by the same key
+      event.preventDefault(); // so that the same key does not press the button that gets the focus
       end(event.key === "Enter" ? field.value.trim() : null);
     });
     field.addEventListener("blur", () => end(field.value.trim()));
@@ -80,7 +80,7 @@ export class ConversationList {
   }
 }
 
-/** The entry, in a list, with the place where something was said that fits; no entry where nothing does. */
+/** The entry in a list, with an excerpt if its text matches; an empty list if neither text nor title does. */
 function matching(entry, sought) {
   const said = store.load(entry.id)?.messages ?? [];
   for (const { content } of said) {

@@ -2,8 +2,8 @@
 // links. The text comes from a model and is never trusted: it only ever becomes text nodes, and links lead to http, https
 // or mailto. Every scan moves forward, so the time is linear in the text; nesting is bounded.
 //
-// While an answer grows it is rendered again and again; `render` keeps the elements of blocks whose source is the same. Of
-// what has only begun at its end, the rest is guessed: a row of cells begins a table, and half a fence is not shown.
+// While an answer grows it is rendered again and again; `render` keeps the elements of blocks whose source is the same. If
+// a block has only begun at the end, its kind is guessed: a row of cells begins a table, and half a fence is not shown.
 
 import { element, iconButton } from "./dom.js";
 import { highlighted } from "./syntax.js";
@@ -19,7 +19,7 @@ const TABLE_RULE = /^\|? *:?-+:? *(\| *:?-+:? *)*\|?$/;
 const TABLE_RULE_BEGUN = /^[|:\- ]*$/;
 const MARK_BEGUN = /^\s*(?:[-*+]|#{1,6}|`{1,2}|~{1,2})\s*$/;
 
-/** Bring `host` up to `text`. Blocks that have not changed keep their elements, and with them selection and focus. */
+/** Make `host` show `text`. Blocks that have not changed keep their elements, and so selection and focus. */
 export function render(host, text, { growing = false } = {}) {
   const blocks = split(text.split(/\r\n|\r|\n/), growing);
   const kept = host.markdownSources ?? [];
@@ -32,7 +32,7 @@ export function render(host, text, { growing = false } = {}) {
 
 // ---- blocks
 
-/** The blocks of `lines`. The last one's source says whether it still grows, for then it may look otherwise. */
+/** The blocks of `lines`. The last one's source says whether it still grows, because it may then look different. */
 function split(lines, growing) {
   const blocks = [];
   let at = 0;
@@ -74,7 +74,7 @@ function readFence(lines, at, [, mark, information], growing) {
     next += 1;
   }
   const open = next === lines.length;
-  if (open && growing && code.length && isRun(code.at(-1).trim(), mark[0])) code.pop(); // the fence that closes, half written
+  if (open && growing && code.length && isRun(code.at(-1).trim(), mark[0])) code.pop(); // a closing fence, half written
   return [{ kind: "code", language, text: code.join("\n") }, Math.min(next + 1, lines.length)];
 }
 
@@ -135,12 +135,12 @@ function readTable(lines, at) {
   return [{ kind: "table", rows, sides: cells(lines[at + 1] ?? "").map(side) }, next];
 }
 
-/** Whether a row of cells at the very end may be a table's first: no line follows that says otherwise. */
+/** Whether a row of cells at the very end may be a table's first: no following line rules that out. */
 function beginsTable(lines, at) {
   return at === lines.length - 1 || (at === lines.length - 2 && TABLE_RULE_BEGUN.test(lines[at + 1]));
 }
 
-/** The cells of a row; a stroke behind a backslash belongs to a cell. */
+/** The cells of a row; a `|` after a backslash belongs to a cell. */
 function cells(line) {
   const row = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
   return row.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
@@ -168,7 +168,7 @@ function build(block, depth) {
     case "code":
       return codeBlock(block);
     case "heading":
-      // The page's own headings are above: those of an answer begin below them.
+      // An answer's headings begin at a level below the page's own.
       return element(`h${Math.min(6, block.level + 2)}`, {}, inline(block.text, 0));
     case "rule":
       return element("hr");
@@ -209,7 +209,7 @@ function table({ rows: [head, ...body], sides }) {
   return element("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table" }, grid);
 }
 
-/** A cell's text. The only markup that is read: a cell has no other way to break its line. */
+/** A cell's text. `<br>` is the only markup that is read: a cell has no other way to break its line. */
 function cell(text) {
   return text.split(/<br ?\/?>/i).flatMap((line, at) => (at ? [element("br"), ...inline(line, 0)] : inline(line, 0)));
 }
@@ -229,7 +229,7 @@ const ESCAPABLE = /[\\`*_{}[\]()#+\-.!|~<>]/;
 /** The nodes of one line of prose. */
 function inline(text, depth) {
   const nodes = [];
-  // Marks that were sought in vain, and where the next link would be: nothing is sought twice, so the scan stays linear.
+  // Marks that have no closing mark, and where the next link would be: nothing is searched twice, so the scan is linear.
   const seen = { unclosed: new Set(), middle: -1, end: -1 };
   let plain = "";
   let at = 0;
@@ -295,7 +295,7 @@ function emphasis(text, at, depth, unclosed) {
   return { node: element(TAGS[mark], {}, inline(text.slice(begin, close), depth + 1)), end: close + mark.length };
 }
 
-/** Where `mark` closes: after something that is no space, and not as a part of a longer run of the same sign. */
+/** Where `mark` closes: after a character that is no space, and not as part of a longer run of the same sign. */
 function closing(text, begin, mark) {
   for (let close = text.indexOf(mark, begin); close >= 0; close = text.indexOf(mark, close + 1)) {
     const single = mark.length === 1 && (text[close + 1] === mark || text[close - 1] === mark);
@@ -334,7 +334,7 @@ function anchor(address, children) {
   return element("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
 }
 
-/** The address if it is absolute and leads to the web or to mail, else null: no script, no data, no path of this server. */
+/** The address if it is absolute and leads to web or mail, otherwise null: no script, data or path of this server. */
 function safeAddress(text) {
   if (!URL.canParse(text)) return null;
   const { protocol, href } = new URL(text);

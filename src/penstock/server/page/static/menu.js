@@ -3,7 +3,7 @@
 
 import { element, icon } from "./dom.js";
 
-/** Show `items`, each `[drawing, words, action]`, below `anchor`, which gets the focus back when one was chosen or none. */
+/** Show `items`, each `[drawing, words, action]`, below `anchor`, which gets the focus back when the menu closes. */
 export function openMenu(anchor, items) {
   const menu = element("div", { class: "menu", role: "menu", popover: "auto" });
   for (const [drawing, words, action] of items) {
@@ -24,7 +24,7 @@ export function openMenu(anchor, items) {
   menu.firstChild.focus();
 }
 
-/** Put something that lies over the page below `box`, or above it where there is no room, and within the window. */
+/** Put an element that is over the page below `box`, or above it if there is no room, and within the window. */
 export function place(node, box) {
   const { width, height } = node.getBoundingClientRect();
   const below = box.bottom + 4 + height <= innerHeight - 4;

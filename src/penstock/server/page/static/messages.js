@@ -1,4 +1,4 @@
-// What was said, as elements: one article a message, with what can be done about it and what it cost.
+// Messages as elements: one article for each message, with its actions and what it cost.
 
 import { announce, element, grouped, icon, iconButton } from "./dom.js";
 import { lifeOf } from "./life.js";
@@ -12,7 +12,7 @@ const ENDINGS = {
 
 /**
  * One message on the page. `actions` are called with the message: `regenerate`, `edit` (with the new text), `turn` (with the
- * version to show); `versions` tells what else stands in its place, and `byTokens` whether answers are shown as tokens.
+ * version to show); `versions` returns its versions, and `byTokens` whether answers are shown as tokens.
  */
 export class MessageView {
   constructor(message, actions) {
@@ -21,9 +21,9 @@ export class MessageView {
     const own = message.role === "user";
     this.body = element("div", { class: own ? "said" : "answer" });
     this.thinking = null;
-    this.tokens = null; // the view of them, while it is what is shown
-    this.byTokens = null; // whether it shall be; null: as the conversation says
-    this.life = null; // where its time went, while it is shown
+    this.tokens = null; // the view of the tokens, while it is shown
+    this.byTokens = null; // whether to show tokens; null: as the conversation says
+    this.life = null; // the view of where its time went, while it is shown
     this.foot = element("div", { class: "message-foot" });
     this.node = element("article", { class: `message message-${message.role}`, "aria-label": own ? "You" : "Answer" }, this.body, this.foot);
     if (own) this.showOwn();
@@ -45,13 +45,13 @@ export class MessageView {
     );
   }
 
-  /** Show which of how many versions this is; called when there may be another. */
+  /** Show which version this is, of how many; called when there may be another. */
   refreshVersions() {
     if (this.message.role === "assistant") this.refresh();
     else this.showOwnFoot();
   }
 
-  /** The way to the other versions of this message, if there are any. */
+  /** The controls that lead to the other versions of this message, if there are any. */
   branches() {
     const all = this.actions.versions(this.message);
     if (all.length < 2) return null;
@@ -89,12 +89,12 @@ export class MessageView {
     else render(this.body, content, { growing });
   }
 
-  /** The answer for those who hear it. */
+  /** The answer for screen readers. */
   spoken() {
     return this.tokens ? this.message.content : this.body.innerText;
   }
 
-  /** Show the answer as text, or as tokens; the next time the other way. */
+  /** Switch between showing the answer as text and as tokens. */
   turnTokens() {
     this.byTokens = !this.tokens;
     this.refresh();
@@ -129,7 +129,7 @@ export class MessageView {
     return iconButton("time", "Show where its time went", () => this.turnLife(), { "aria-pressed": String(Boolean(this.life)) });
   }
 
-  /** Show where the answer's time went, or no more. */
+  /** Show where the answer's time went, or hide it again. */
   turnLife() {
     this.life = this.life ? null : lifeOf(this.message.answer);
     this.showFoot();
@@ -163,7 +163,7 @@ export class MessageView {
   }
 }
 
-// `approximate` is of answers that were kept before servers counted the tokens of stopped ones.
+// `approximate` is set in answers that were stored before servers counted the tokens of stopped answers.
 function statistics({ ttft, rate, tokens, cached, approximate }) {
   const about = approximate ? "≈ " : "";
   const parts = [

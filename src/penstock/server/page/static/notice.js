@@ -1,11 +1,11 @@
-// One short sentence above the message field, for a moment, with at most one thing to do about it.
+// One short sentence above the message field, for a moment, with at most one action.
 
 import { announce } from "./dom.js";
 
 const $ = (id) => document.getElementById(id);
 let timer = 0;
 
-/** Show it, and what can be done about it say aloud; with `undo` there is a button that calls it. What is `long` stays until something else is said or it is clicked. */
+/** Show and announce a sentence; with `undo` a button calls that. A `long` one stays until the next or a click. */
 export function notice(words, undo = null, { long = false } = {}) {
   clearTimeout(timer);
   $("notice-text").textContent = words;

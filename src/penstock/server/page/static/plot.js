@@ -8,7 +8,7 @@ const WIDTH = 240;
 const HEIGHT = 44;
 
 export class Plot {
-  /** `floor` is the least height of the scale: without it, noise around nothing would fill the plot. */
+  /** `floor` is the least height of the scale: without it, noise around zero would fill the plot. */
   constructor(host, floor) {
     this.values = [];
     this.floor = floor;
@@ -25,7 +25,7 @@ export class Plot {
     this.draw();
   }
 
-  /** Forget everything: what comes next does not continue what was. */
+  /** Forget everything: the next values do not continue the earlier ones. */
   clear() {
     this.values = [];
     this.draw();

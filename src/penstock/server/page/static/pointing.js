@@ -1,10 +1,10 @@
-// Pointing at one of many small things in a drawing: with a mouse, a thumb or the arrow keys. What is pointed at is told in
-// words, since a drawing says nothing to those who do not see it: the host is a slider whose value is the thing.
+// Pointing at one of many small items in a drawing: with a mouse, a thumb or the arrow keys. The item is described in
+// words, because a screen reader cannot read a drawing: the host is a slider whose value is the item.
 
 export class Pointing {
   /**
-   * `at(x, y)` is the thing at a place of the host, in shares of its width and height, or -1; `describe(index)` says it in
-   * words; `mark(index)` shows which one it is, with -1 for none.
+   * `at(x, y)` is the index of the item at a place of the host, in shares of its width and height, or -1;
+   * `describe(index)` describes it in words; `mark(index)` marks it in the drawing, with -1 for none.
    */
   constructor(host, name, { at, describe, mark }) {
     this.host = host;
@@ -21,13 +21,13 @@ export class Pointing {
     host.addEventListener("pointermove", point);
     host.addEventListener("pointerdown", point);
     host.addEventListener("pointerleave", (event) => {
-      if (event.pointerType === "mouse") this.to(-1); // a thumb that is lifted leaves too, and wants to read
+      if (event.pointerType === "mouse") this.to(-1); // lifting a thumb leaves too, but the description must stay readable
     });
     host.addEventListener("blur", () => this.to(-1));
     host.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** There are other things now; `resting` is what is said while none is pointed at. */
+  /** Set a new number of items; `resting` is the description while none is pointed at. */
   renew(count, resting) {
     this.count = count;
     this.resting = resting;

@@ -1,5 +1,5 @@
-// The prefix cache as a tree: each box is a run of blocks that nothing branches off between, as wide as all that hangs on
-// it; what goes on from there is below. The stronger its colour, the more often it was found.
+// The prefix cache as a tree: each box is a run of blocks without branches, as wide as it and all that continues it;
+// the continuations are below. The stronger a box's colour, the more often it was found.
 
 import { getJson } from "./api.js";
 import { element, grouped, svgElement } from "./dom.js";
@@ -9,8 +9,8 @@ import { refusesViews, viewPath } from "./steps.js";
 const $ = (id) => document.getElementById(id);
 const WIDTH = 1000;
 const ROW = 10; // units of height
-const LEVELS = 14; // what is deeper is not drawn
-const PAUSE = 5000; // milliseconds between two looks
+const LEVELS = 14; // deeper nodes are not drawn
+const PAUSE = 5000; // milliseconds between two requests
 
 export class PrefixesView {
   constructor() {
@@ -29,7 +29,7 @@ export class PrefixesView {
     this.forget("");
   }
 
-  /** Another engine is looked at. */
+  /** Start again, for another engine. */
   forget(model) {
     this.model = model;
     this.steps = -1;
@@ -38,7 +38,7 @@ export class PrefixesView {
     this.draw({ block_size: 1, blocks: 0, left_out: 0, nodes: [] });
   }
 
-  /** Take the counters of one event of the engine; while the tree is open, asks for it if it may have grown. */
+  /** Take the counters of one event of the engine; while the tree is open, fetch it if it may have grown. */
   show(now) {
     this.now = now;
     if (now.steps !== this.steps && performance.now() - this.last > PAUSE) this.look();
@@ -73,7 +73,7 @@ export class PrefixesView {
   }
 }
 
-/** Where each node lies: its left end, its width, how deep. The widest of those that go on from a node come first. */
+/** Where each node is: its left end, width and depth. The widest children of a node come first. */
 function laidOut({ nodes, blocks }) {
   const unit = WIDTH / Math.max(1, blocks);
   const free = new Map([[-1, 0]]); // the next free place below each node

@@ -1,5 +1,5 @@
-// Presets: a system prompt and sampling values under a name, kept in this browser. A conversation holds values of its own;
-// the preset that it shows is the one that has the same, so that none is ever changed by a conversation.
+// Presets: a system prompt and sampling values under a name, kept in this browser. A conversation holds values of its own
+// and shows the preset that has the same values, so a conversation never changes a preset.
 
 import { element } from "./dom.js";
 
@@ -11,7 +11,7 @@ const BUILT_IN = [
 ];
 
 export class Presets {
-  /** `current` tells the settings of the conversation, `onChoose` gets those of the preset that was chosen. */
+  /** `current` returns the settings of the conversation, `onChoose` gets the preset that was chosen. */
   constructor({ select, form, name, add, remove }, current, onChoose) {
     Object.assign(this, { select, form, name, add, remove, current });
     this.own = kept();
@@ -45,7 +45,7 @@ export class Presets {
     if (fitting !== CUSTOM) this.form.hidden = true;
   }
 
-  /** Ask for a name, or no longer. */
+  /** Show or hide the form that asks for a name. */
   ask(wanted) {
     this.form.hidden = !wanted;
     this.name.value = "";
@@ -67,7 +67,7 @@ export class Presets {
     try {
       localStorage.setItem(KEPT, JSON.stringify(own));
     } catch {
-      this.own = own; // they last as long as the page
+      this.own = own; // the presets last as long as the page
     }
     this.show();
     this.select.focus();
@@ -79,7 +79,7 @@ function kept() {
     const found = JSON.parse(localStorage.getItem(KEPT)) ?? [];
     return found.filter(({ name, system, sampling }) => name && typeof name === "string" && typeof system === "string" && typeof sampling === "object");
   } catch {
-    return []; // refused, or written by something else
+    return []; // storage refused, or written by something else
   }
 }
 

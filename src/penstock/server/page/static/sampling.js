@@ -1,16 +1,16 @@
-// Controls for sampling parameters, built from what the server says of them (GET engine/sampling). Only what was set is
-// sent: an untouched control shows the default and asks for nothing.
+// Controls for sampling parameters, built from the server's description (GET engine/sampling). Only values that were set
+// are sent: an untouched control shows the default and sends nothing.
 
 import { element, iconButton } from "./dom.js";
 
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"];
-const LISTED = 24; // characters of a default that are shown
+const LISTED = 24; // how many characters of a default are shown
 
 // The page shows one answer as text: it has no place for several, or for the numbers behind the tokens.
 const NOT_HERE = new Set(["n", "best_of", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "use_beam_search"]);
 
 export class SamplingControls {
-  /** Put controls into `first` and, those that are rarely used, into `rest`. `onChange` gets the values that are set. */
+  /** Put controls into `first`, and rarely used ones into `rest`. `onChange` gets the values that are set. */
   constructor(first, rest, parameters, onChange) {
     this.onChange = onChange;
     const shown = parameters.filter((each) => each.chat && !NOT_HERE.has(each.name));
@@ -22,14 +22,14 @@ export class SamplingControls {
     this.dim();
   }
 
-  /** Show these values, and return those that a control can show; whatever they do not name is at its default. */
+  /** Show these values, and return those that a control can show; parameters without a value show their default. */
   set(values) {
     for (const control of this.controls) control.set(control.kind.fits(values[control.name]) ? values[control.name] : undefined);
     this.dim();
     return this.values();
   }
 
-  /** What is set. */
+  /** The values that are set. */
   values() {
     return Object.fromEntries(this.controls.filter(({ value }) => value !== undefined).map(({ name, value }) => [name, value]));
   }
@@ -39,7 +39,7 @@ export class SamplingControls {
     this.onChange(this.values());
   }
 
-  /** Mark what means nothing at temperature 0. */
+  /** Mark the parameters that have no effect at temperature 0. */
   dim() {
     const temperature = this.controls.find((each) => each.name === "temperature");
     const greedy = (temperature?.value ?? temperature?.parameter.default) === 0;
@@ -87,7 +87,7 @@ class Control {
   take(value, changed) {
     const hadFocus = document.activeElement === this.reset;
     this.set(value);
-    if (hadFocus) this.input.focus(); // the button that had it is hidden now
+    if (hadFocus) this.input.focus(); // the button that had the focus is hidden now
     changed();
   }
 

@@ -1,4 +1,4 @@
-// The engine's latest steps, as it plans them. It is asked only when it has computed more, and only while somebody looks.
+// The engine's latest steps. They are requested only when the engine has computed more, and only while the page is visible.
 
 import { getJson } from "./api.js";
 import { Lanes } from "./lanes.js";
@@ -9,7 +9,7 @@ const SHOWN = 72;
 /** Whether an engine has no such view at all: several engines behind one server have none. */
 export const refusesViews = (error) => error.code === "views_off";
 
-/** A path of the engine's views, of the model that is looked at; "" is the server's only one. */
+/** A path of the engine's views, for the model that is shown; "" is the server's only one. */
 export function viewPath(name, model, query = {}) {
   const given = new URLSearchParams(model ? { model, ...query } : query).toString();
   return given ? `engine/${name}?${given}` : `engine/${name}`;
@@ -21,7 +21,7 @@ export class StepsView {
     this.forget("");
   }
 
-  /** Another engine is looked at. */
+  /** Start again, for another engine. */
   forget(model) {
     this.model = model;
     this.steps = [];
@@ -30,7 +30,7 @@ export class StepsView {
     this.lanes.show([]);
   }
 
-  /** Take the counters of one event of the engine; asks what is new. */
+  /** Take the counters of one event of the engine; fetch the new steps. */
   async show(now) {
     if (now.steps < this.seen) this.forget(this.model); // another server
     if (this.asking || this.off || !now.alive || !now.steps || now.steps === this.seen) return;
@@ -42,7 +42,7 @@ export class StepsView {
       if (model !== this.model) return;
       this.seen = now.steps;
       this.steps = [...this.steps, ...data].slice(-SHOWN);
-      if (this.lanes.pointing.index < 0) this.lanes.show(this.steps); // what is pointed at stays
+      if (this.lanes.pointing.index < 0) this.lanes.show(this.steps); // the step that is pointed at must not move
     } catch (error) {
       this.lanes.note.textContent = error.message;
       this.off = refusesViews(error);

@@ -1,6 +1,6 @@
-// Conversations, kept in this browser and nowhere else: one entry of localStorage each, beside an index. The probabilities
-// of their tokens are large, and can be done without: they have entries of their own, which are the first to make room.
-// Where storage is refused or full all of this lives in memory, and `persistent` says so.
+// Conversations, stored in this browser and nowhere else: one entry of localStorage each, beside an index. Their tokens'
+// probabilities are large but dispensable: they have entries of their own, which are the first to be removed when there is
+// no room. If storage is refused or full, everything is in memory, and `persistent` is false.
 
 import { blank, read, title, written } from "./format.js";
 
@@ -22,7 +22,7 @@ function get(key) {
   }
 }
 
-/** "kept", "full" where there is no room, or "refused" where this browser keeps nothing; then memory has it. */
+/** Store a text: "kept", "full" if there is no room, "refused" if this browser stores nothing; then memory has it. */
 function set(key, text) {
   try {
     localStorage.setItem(key, text);
@@ -47,7 +47,7 @@ function parsed(text) {
   try {
     return text === null ? null : JSON.parse(text);
   } catch {
-    return null; // written by something else: as if it were not there
+    return null; // written by something else: treat it as missing
   }
 }
 
@@ -84,7 +84,7 @@ export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Keep a conversation. Where there is no room, the oldest ones lose first their tokens' probabilities, then themselves. */
+/** Store a conversation. If there is no room, first the oldest ones' token probabilities go, then the oldest ones. */
 export function save(conversation) {
   const { id } = conversation;
   const others = list().filter((entry) => entry.id !== id);
@@ -106,7 +106,7 @@ export function save(conversation) {
   set(INDEX, JSON.stringify([entry(conversation), ...others]));
 }
 
-/** The two texts that a conversation is kept as: itself, and its tokens by the place of their message. */
+/** The two texts that a conversation is stored as: itself, and its tokens by the place of their message. */
 function entries(conversation) {
   const tokens = conversation.messages.flatMap((message, at) => (message.tokens ? [[at, message.tokens]] : []));
   const messages = conversation.messages.map(({ tokens: _, ...rest }) => rest);
@@ -117,7 +117,7 @@ function entry(conversation) {
   return { id: conversation.id, title: title(conversation), updated: Date.now() };
 }
 
-/** Keep all of these beside what is here, or none: whether there was room. Nothing makes room for them. */
+/** Store all of these beside the others, or none; returns whether there was room. Nothing is removed for them. */
 export function saveBeside(conversations) {
   const done = [];
   for (const conversation of conversations) {

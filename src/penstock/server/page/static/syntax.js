@@ -18,7 +18,7 @@ const DASHED = "[A-Za-z_][\\w.-]*";
 
 const words = (text) => new Set(text.split(" "));
 
-/** A language: patterns for a kind of text each, tried in this order, and what is said by words and by what follows. */
+/** A language: patterns, each for a kind of text, tried in this order, and what words and the text after them say. */
 function language({ comment, string, number = NUMBER, word = WORD, other = {}, keywords = "", constants = "", types = true, key = null, folded = false }) {
   const kinds = { comment, ...other, string, number, word };
   const pattern = Object.entries(kinds).filter(([, source]) => source).map(([kind, source]) => `(?<${kind}>${source})`).join("|");
@@ -156,7 +156,7 @@ const ALIASES = {
 const BY_NAME = new Map(Object.entries(LANGUAGES));
 for (const [name, aliases] of Object.entries(ALIASES)) for (const alias of aliases.split(" ")) BY_NAME.set(alias, LANGUAGES[name]);
 
-/** The nodes of a piece of code; plain text where the language is not known. */
+/** The nodes of a piece of code; plain text if the language is not known. */
 export function highlighted(text, name) {
   const known = BY_NAME.get(name.toLowerCase());
   if (!known || text.length > LONGEST) return [text];

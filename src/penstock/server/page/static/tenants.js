@@ -1,4 +1,4 @@
-// Who has how much of the engine, where the server tells callers apart by their keys. Others are one line, but for an admin.
+// Each caller's share of the engine, if the server has API keys. All other callers are one line, except for an admin.
 
 import { getJson } from "./api.js";
 import { element, grouped } from "./dom.js";
@@ -6,7 +6,7 @@ import { refusesViews, viewPath } from "./steps.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 8;
-const PAUSE = 2000; // milliseconds between two looks
+const PAUSE = 2000; // milliseconds between two requests
 const MEASURES = { running: "Slots", waiting: "Queue", tokens: "Tokens" };
 
 export class TenantsView {
@@ -14,7 +14,7 @@ export class TenantsView {
     this.forget("");
   }
 
-  /** Another engine is looked at, or with another key. */
+  /** Start again, for another engine or another key. */
   forget(model) {
     this.model = model;
     this.last = -Infinity;
@@ -22,7 +22,7 @@ export class TenantsView {
     $("tenants-card").hidden = true;
   }
 
-  /** Take the counters of one event of the engine. Where nobody has a key, it is asked once. */
+  /** Take the counters of one event of the engine. If the server has no keys, shares are requested once. */
   async show(now) {
     if (this.asking || this.none || !now.alive || performance.now() - this.last < PAUSE) return;
     this.asking = true;
@@ -49,7 +49,7 @@ export class TenantsView {
   }
 }
 
-/** The caller, then those with most tokens; the rest as one. */
+/** The caller, then the tenants with most tokens; the rest as one. */
 function firsts(tenants) {
   const sorted = [...tenants].sort((one, other) => other.own - one.own || other.tokens - one.tokens);
   if (sorted.length <= SHOWN) return sorted;

@@ -1,5 +1,5 @@
-// How sure the model was: an answer as its tokens, each coloured by its probability, and beside the one that is pointed at a
-// card of what else might have stood in its place. Probabilities are the model's own, before temperature and filters.
+// How sure the model was: an answer as its tokens, each coloured by its probability, and, beside the token that is pointed
+// at, a card of the alternatives. Probabilities are the model's own, before temperature and filters.
 
 import { element } from "./dom.js";
 import { place } from "./menu.js";
@@ -7,12 +7,12 @@ import { place } from "./menu.js";
 export const ALTERNATIVES = 5;
 const ROUND = 1e4;
 
-/** A token as it is kept: its text, its log probability, and the same of the likeliest in its place. */
+/** A token as it is stored: its text, its log probability, and both for the most likely tokens in its place. */
 export function tokenOf({ token, bytes, logprob, top_logprobs: top = [] }) {
   return [textOf(token, bytes), rounded(logprob), top.map((each) => [textOf(each.token, each.bytes), rounded(each.logprob)])];
 }
 
-/** Its text or, where its bytes are but a part of a character, these. */
+/** A token's text, or its bytes if they are only part of a character. */
 function textOf(token, bytes) {
   if (!bytes || !token.includes("\ufffd")) return token;
   return bytes.map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
@@ -20,7 +20,7 @@ function textOf(token, bytes) {
 
 const rounded = (logprob) => Math.round(logprob * ROUND) / ROUND;
 
-/** The same text with what would not be seen in it made visible. */
+/** The text with its white space made visible. */
 function visible(text) {
   return text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +| +$/g, (spaces) => "␣".repeat(spaces.length));
 }
