@@ -2,10 +2,10 @@
 
     python bench/adapters.py --rounds 3 --json bench/results/FILE.json
 
-One engine answers the same requests with adapters and without, in turns; a step without adapters runs the program of an
-engine that takes none. Afterwards every answer is asked for again, alone, and must have the same tokens and log
-probabilities to the bit. On a machine that also does something else, `--threads 1` says more: the time that the one
-thread was given is measured too, and the share of it is printed.
+One engine answers the same requests with adapters and without, in turns; a step without adapters runs the same program
+as in an engine that takes none. Afterwards each request is repeated alone, and the answer must have the same tokens and
+log probabilities to the bit. On a machine that is also doing other work, use `--threads 1`: then the processor time of
+the one thread is measured too, and the share by that time is printed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COUNT = 8
 
 
 def write_adapters(folder: Path, config: EngineConfig, ranks: Sequence[int]) -> dict[str, str]:
-    """Write `COUNT` random adapters of every linear module of a model, of these ranks in turn; their paths by name."""
+    """Write `COUNT` random adapters for all linear modules of a model, of these ranks in turn; their paths by name."""
     files = find_model(config)
     program = plan_model(config, files, resolve_choices(config, files)).program
     written = {}

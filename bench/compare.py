@@ -1,6 +1,6 @@
 """`python bench/compare.py`: Penstock and other engines on one model, in turns, each at its best flags.
 
-How they are measured is decided in `peers.comparison`; who takes part and how each is run, in `peers.contenders`.
+`peers.comparison` decides how they are measured; `peers.contenders`, which engines take part and how each is run.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def command(
     cache = default_cache_dir(os.environ)
     folder = (peers_dir or cache / "peers") / (isa or "")
     if isa:
-        os.environ["PENSTOCK_ISA"] = isa  # of this process, which measures limits, and of ours that it starts
+        os.environ["PENSTOCK_ISA"] = isa  # for this process, which measures limits, and for ours that it starts
     model = pull(config.model, cache, show_progress=True)
     setting = Setting(model, prompt_tokens, new_tokens, streams, compute_threads(config.threads))
     if install:
@@ -166,7 +166,7 @@ def _our_contenders(config: EngineConfig, variants: tuple[str, ...], model: Path
 
 
 def _find_peers(names: tuple[str, ...], folder: Path, model: Path) -> list[Contender | Absent]:
-    """The peers asked for, which must all be there; without any, every peer, there or not."""
+    """The peers asked for, which must all be installed; if none was asked for, every peer, installed or absent."""
     found = [find_peer(name, folder, model) for name in dict.fromkeys(names or PEERS)]
     for each in found:
         if names and isinstance(each, Absent):
@@ -175,7 +175,7 @@ def _find_peers(names: tuple[str, ...], folder: Path, model: Path) -> list[Conte
 
 
 def _engine_flags(config: EngineConfig) -> list[str]:
-    """The engine's options that are not at their default, as flags for a process of our own."""
+    """The engine's options that differ from their defaults, as flags for one of our own processes."""
     flags = []
     for field in fields(config):
         value = getattr(config, field.name)

@@ -2,12 +2,12 @@
 
     python bench/defaults.py --streams 1 --streams 8 --streams 32 --rounds 5 --json bench/results/FILE.json
 
-Both run at the same time with the same options; the one that is not measured sleeps. A round is library, server,
-server, library, so that a machine that slows down affects both alike; its ratio is that of the two sums. Every prompt
-is random and used once, so that no cache helps; every answer has exactly the requested length. Server requests take the
-whole path of a client's: HTTP, guard, limits, metrics, observation, text, JSON. With `--stream` each token is an event
-of its own. The client is a plain socket reader in this process, so its small cost counts against the server.
-Options of the server follow `--`, to see what one default costs: `-- --kv-store off`.
+Both run at the same time with the same options; while one is measured, the other sleeps. A round is library, server,
+server, library, so that a machine that slows down affects both alike; a round's ratio is the ratio of the two sums.
+Every prompt is random and used once, so that no cache helps; every answer has exactly the requested length. Server
+requests take the whole path of a client's request: HTTP, guard, limits, metrics, observation, text, JSON. With
+`--stream` each token is a separate event. The client is a plain socket reader in this process, so its small cost counts
+against the server. Options of the server follow `--`, to see what one default costs: `-- --kv-store off`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ TURNS = ("library", "server", "server", "library")
 
 @dataclass(frozen=True)
 class Load:
-    """So many requests at once, each with so many prompt tokens and new tokens."""
+    """How many requests are sent at once, with how many prompt tokens and new tokens each."""
 
     streams: int
     prompt_tokens: int
     new_tokens: int
 
     def prompts(self, draw: random.Random) -> list[list[int]]:
-        """Prompts that nobody has seen."""
+        """Random prompts that neither engine has seen."""
         return [[draw.randrange(100, 10_000) for _ in range(self.prompt_tokens)] for _ in range(self.streams)]
 
 
 @contextmanager
 def server(model: str, options: list[str]) -> Iterator[str]:
-    """`penstock serve` with these options and a port, and a folder of its own for KV blocks; its URL."""
+    """Run `penstock serve` with these options, a port and a folder of its own for KV blocks; yields its URL."""
     command = [sys.executable, "-m", "penstock", "serve", model, "--port", "0", *options]
     with tempfile.TemporaryDirectory() as kept:
         env = {**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": kept}
@@ -68,7 +68,7 @@ def server(model: str, options: list[str]) -> Iterator[str]:
 
 
 def library_seconds(llm: LLM, load: Load, prompts: list[list[int]]) -> float:
-    """From the first request to the last token."""
+    """Seconds from the first request to the last token."""
     params = SamplingParams(temperature=0, max_tokens=load.new_tokens, ignore_eos=True)
     began = time.perf_counter()
     answers = llm.generate(prompts, params, use_tqdm=False)
@@ -78,7 +78,7 @@ def library_seconds(llm: LLM, load: Load, prompts: list[list[int]]) -> float:
 
 
 def server_seconds(url: str, load: Load, prompts: list[list[int]], *, stream: bool) -> float:
-    """The same over HTTP, all requests at once."""
+    """As `library_seconds`, over HTTP, with all requests at once."""
     body = {"temperature": 0, "max_tokens": load.new_tokens, "ignore_eos": True, "stream": stream}
     if stream:
         body["stream_options"] = {"include_usage": True}
@@ -98,7 +98,7 @@ def _request(url: str, body: dict[str, object]) -> bytes:
 
 
 def _answers(url: str, requests: list[bytes]) -> list[bytes]:
-    """What comes back for each, all sent at once; reads whatever has come, until the server closes."""
+    """Send all requests at once; returns the answer to each, read until the server closes the connection."""
     parts: list[list[bytes]] = [[] for _ in requests]
     with selectors.DefaultSelector() as selector:
         for request, its_parts in zip(requests, parts, strict=True):
@@ -118,7 +118,7 @@ def _answers(url: str, requests: list[bytes]) -> list[bytes]:
 
 
 def measure(model: str, loads: list[Load], rounds: int, options: list[str], *, stream: bool) -> list[dict[str, object]]:
-    """A row a load: every round's seconds of both, and the ratios of their rates."""
+    """One row for each load: the seconds of both in every round, and the ratios of their rates."""
     draw = random.Random(0)
     rows = []
     with LLM(model) as llm, server(model, options) as url:
@@ -164,7 +164,7 @@ def main() -> None:
         "streamed": given.stream,
         "model": given.model,
         "options": given.options,
-    }  # the load is of before the run
+    }  # the load average is from before the run
     loads = [Load(streams, given.prompt_tokens, given.new_tokens) for streams in given.streams or [1, 8, 32]]
     rows = measure(given.model, loads, given.rounds, given.options, stream=given.stream)
     if given.json:

@@ -1,16 +1,16 @@
-"""Compares routers of a fleet on Ray itself: real replicas on this machine, real prompts, real time.
+"""Compares routers of a fleet on Ray itself, with real replicas on this machine, real prompts and real time.
 
     python bench/fleet_routers.py --json bench/results/FILE.json
 
-Conversations with shared system prompts (`fleet_sim`) are held with two engines, whose prefix caches are so small that
-one of them alone could not hold what is talked about. Every router gets the same conversations, and new replicas:
+Two engines serve conversations with shared system prompts (`fleet_sim`). Their prefix caches are so small that one
+alone could not hold all conversations. Every router gets the same conversations, and new replicas:
 
-- ours: `penstock fleet` without its HTTP side, which names the replica of each request;
-- Ray's: the same replicas and the same client, which sees them as one, since Ray's router chooses behind its handle.
-  Its prefix router reads the `prompt` of a request, so it is given the text; its hash reads the session, which is the
-  conversation.
+- ours: `penstock fleet` without its HTTP side, which names the replica for each request;
+- Ray's: the same replicas and the same client, which sees them as one, because Ray's router chooses behind its handle.
+  Ray's prefix router reads the `prompt` of a request, so it is given the text; Ray's hash router reads the session,
+  which is the conversation.
 
-With as many replicas as processors, whatever else runs is measured too: take it from a quiet machine.
+With as many replicas as processors, the measurement includes whatever else runs: use a quiet machine.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from penstock.weights.locate import default_cache_dir
 __all__ = ["CONTENDERS", "Contender", "main", "measure", "table"]
 
 PREFIX = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router:PrefixCacheAffinityRouter"
-"""Not by `ray.serve.llm`, which needs vLLM."""
+"""Not imported through `ray.serve.llm`, which needs vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A router of Ray's.
+    """One of Ray's routers.
 
     Attributes:
-        path: of its class, as Ray's configuration takes it.
-        arguments: that it is given.
+        path: the path of its class, as Ray's configuration takes it.
+        arguments: its arguments.
     """
 
     path: str
@@ -80,7 +80,7 @@ CONTENDERS: dict[str, Contender | None] = {
 
 
 class Prompted(bytes):
-    """A message that says what text it asks about, while Ray's router looks; what the replica gets are bytes."""
+    """A message with its prompt's text as an attribute, for Ray's router to read; the replica gets plain bytes."""
 
     prompt: str
 
@@ -89,11 +89,11 @@ class Prompted(bytes):
 
 
 class RayChooses:
-    """See `Replica`: all replicas behind Ray's handle as one, of which Ray's router chooses for each request.
+    """See `Replica`: stands for all replicas behind Ray's handle, among which Ray's router chooses for each request.
 
     Args:
-        handle: of the deployment.
-        state: what one of them said of itself at the beginning.
+        handle: the handle of the deployment.
+        state: the state that one replica reported at the beginning.
     """
 
     def __init__(self, handle: Any, state: ReplicaState) -> None:
@@ -110,7 +110,7 @@ class RayChooses:
                 yield outputs
 
     async def abort(self, request_id: str) -> None:
-        """Not reached: who leaves, closes the stream."""
+        """Never called: a client that leaves closes the stream."""
         raise ReplicaLost(request_id)
 
     async def heartbeat(self) -> None:
@@ -118,7 +118,7 @@ class RayChooses:
         await self._handle.heartbeat.remote()
 
     async def reset_prefix_cache(self) -> None:
-        """Not reached: only one of the replicas would get the call."""
+        """Never called: only one of the replicas would get the call."""
         raise ReplicaLost("which?")
 
     def state(self) -> ReplicaState:
@@ -133,15 +133,15 @@ class RayChooses:
 def measure(
     name: str, trace: TraceConfig, warm: float, config: EngineConfig, replicas: int, seed: int
 ) -> dict[str, Any]:
-    """What came of a trace with one router. Starts a cluster, and ends it.
+    """Run a trace with one router and return its figures. Starts a cluster, and ends it.
 
     Args:
-        name: of the router.
+        name: the router's name.
         trace: the conversations.
         warm: seconds after which messages count.
-        config: of every replica.
-        replicas: how many.
-        seed: of the conversations.
+        config: the configuration of every replica.
+        replicas: how many replicas there are.
+        seed: seeds the conversations.
 
     Raises:
         RuntimeError: the replicas cannot be started.
@@ -154,13 +154,13 @@ def measure(
                 hold(client, talks, book, warm=warm, ends=trace.seconds, most_tokens=config.max_model_len)
             )
     except SetupError as error:
-        raise RuntimeError(str(error)) from error  # which another process can raise again
+        raise RuntimeError(str(error)) from error  # an error that another process can raise again
     return held.figures()
 
 
 @contextmanager
 def _client(name: str, config: EngineConfig, replicas: int) -> Iterator[FleetClient]:
-    """The client of new replicas, behind the router of that name."""
+    """The client of a fleet of new replicas behind the router of that name."""
     contender = CONTENDERS[name]
     fleet = FleetConfig(replicas=str(replicas), replica_cpus=0.5)
     options = Options(config, str(default_cache_dir(os.environ)), tenants=False)
@@ -173,7 +173,7 @@ def _client(name: str, config: EngineConfig, replicas: int) -> Iterator[FleetCli
                 first = first_replica(ours)
                 yield _client_of(first.description, ours, first.state().measurements)
             return
-        from ray.serve.config import RequestRouterConfig  # not before `cluster` has said how Ray is to run
+        from ray.serve.config import RequestRouterConfig  # imported only after `cluster` has configured Ray
 
         router = RequestRouterConfig(request_router_class=contender.path, request_router_kwargs=contender.arguments)
         handle = run_replicas("bench", wanted.options(request_router_config=router), options)

@@ -1,23 +1,23 @@
-"""Measures a server and simulates the same days: how far predicted latencies are from those that clients saw.
+"""Measures a server and simulates the same days: how far predicted latencies are from what clients measured.
 
     python bench/foresight.py days --json bench/results/FILE.json
     python bench/foresight.py limit --slo ttft=1s,itl=100ms --json bench/results/FILE.json -- --step-target-ms 50
 
-`days`: for each of three workloads a server of its own (`penstock serve --record`) first gets requests of it, from 1 to
-32 at once, for `--learn` seconds or a little longer: from these come all that the simulation knows of steps and of the
-way between client and engine, and the workload's capacity, in requests a second. Then requests come at random for
-`--seconds`, at a share of that capacity: conversations and long prompts at 0.7, prompts that share beginnings at 1.2.
-The simulation gets when the engine received them, how long they are and what they share, and is compared with what the
-clients measured, by the median and the 99th percentile of the time to the first token, between tokens, and to the end.
-A third column is simulated with the steps of the test itself and the machine's pace at each time: it says how much of
-an error is that the machine changed its pace between learning and test.
+`days`: for each of three workloads, a separate server (`penstock serve --record`) first gets requests of the workload,
+from 1 to 32 at once, for `--learn` seconds or a little longer. They provide all that the simulation knows about steps
+and about the way between client and engine, and the workload's capacity in requests a second. Then requests arrive at
+random for `--seconds`, at a share of that capacity: conversations and long prompts at 0.7, prompts that share prefixes
+at 1.2. The simulation is given the times at which the engine received these requests, their lengths and what they
+share. Its result is compared with what the clients measured, by median and p99 of the time to the first token, between
+tokens, and to the end. A third column is simulated with the steps of the test itself and the machine's pace at each
+time. It shows how much of an error comes from a change of the machine's pace between learning and test.
 
 `limit`: `penstock plan` advises a rate that keeps the goals, for a day of conversations that is the same in all its
-simulations. A server gets that very day at this rate and at 1.2 times it, in turns and with other tokens each time, so
-that a machine which changes its pace does so for both. A rate is held if the median of its turns is within each goal.
-Options of the server follow `--`.
+simulations. A server gets exactly that day at this rate and at 1.2 times this rate, in turns and with other tokens each
+time, so that a change of the machine's pace affects both. A rate is held if the median of its turns is within each
+goal. Options of the server follow `--`.
 
-Nobody guesses coming tokens (`--no-speculate`): random prompts have no continuation to be guessed.
+Speculation is off (`--no-speculate`), because random prompts have no continuation that could be guessed.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from penstock.foresight.workloads import DRAWN, Drawn
 __all__ = ["command"]
 
 DAYS = {"chat": 0.7, "long": 0.7, "shared": 1.2}
-"""Workloads, and the share of the capacity at which their requests come."""
+"""Workloads, and the share of the capacity at which their requests arrive."""
 
 _OPTIONS = ("--no-speculate",)
 _STREAMS = (1, 2, 4, 8, 16, 32)
 _SEEDS = 3
 _LIMIT_SEEDS = 5
-"""Simulations of the day of a limit: each draws other seconds of steps."""
+"""How often the day of a limit is simulated; each simulation draws other step durations."""
 
 _FACTORS = (1.0, 1.2)
 """Multiples of the advised rate that are tried."""
@@ -69,12 +69,12 @@ _PREFIXES = 1 << 40
 
 
 def calls_of(drawn: Drawn, rate: float, count: int, seed: int) -> list[Call]:
-    """The calls of a workload that is drawn with this seed, which also chooses the tokens."""
+    """The calls of a workload that is drawn with this seed; the seed also chooses the tokens."""
     return _calls(drawn.draw("", rate, count, seed).arrivals(1 << 20), seed)
 
 
 def _calls(arrivals: Iterable[Arrival], seed: int) -> list[Call]:
-    """Made-up tokens become ids below `_VOCAB`, the same for the same, and with another seed others."""
+    """Turn made-up tokens into ids below `_VOCAB`: equal tokens into equal ids, and into others with another seed."""
     calls = []
     for number, arrival in enumerate(arrivals):
         shared = [token for token in arrival.request.prompt if token < _PREFIXES]
@@ -86,7 +86,7 @@ def _calls(arrivals: Iterable[Arrival], seed: int) -> list[Call]:
 
 
 def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str, Any]:
-    """One workload: measured, and simulated with what came before it."""
+    """Measure one workload, and simulate it with what was learned before it."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         with recorded_server(model, _OPTIONS, record) as url:
@@ -114,7 +114,7 @@ def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str
 
 
 async def _teach(url: str, drawn: Drawn, seconds: float) -> list[Driven]:
-    """From 1 to 32 requests at once, each number for as long; the last tests are with 32."""
+    """Send from 1 to 32 requests at once, for an equal time with each number; the last tests are with 32."""
     tests: list[Driven] = []
     began = time.monotonic()
     for place, streams in enumerate(_STREAMS, start=1):
@@ -128,7 +128,7 @@ async def _teach(url: str, drawn: Drawn, seconds: float) -> list[Driven]:
 
 
 def _capacity(test: Driven) -> float:
-    """Requests a second while all streams are taken: of the middle half of those that ended."""
+    """Requests a second while all streams are taken, from the middle half of the requests that ended."""
     ended = sorted(outcome.ended for outcome in test.outcomes)
     first, last = len(ended) // 4, 3 * len(ended) // 4
     return (last - first) / (ended[last] - ended[first])
@@ -139,7 +139,7 @@ def _at_once(calls: Sequence[Call]) -> list[Call]:
 
 
 def _together(bursts: Sequence[Driven]) -> Driven:
-    """Load tests one after the other, as one."""
+    """Join load tests that ran one after the other into one."""
     first = bursts[0].began
     calls = [call for each in bursts for call in each.calls]
     outcomes = []
@@ -160,7 +160,7 @@ def _together(bursts: Sequence[Driven]) -> Driven:
 
 
 def _simulate(taught: RecordedRun, way: Way, test: Driven, part: float | None = None) -> dict[str, list[float]]:
-    """What the clients of the test should see, in milliseconds, over all seeds; `part` as for `CostDraws`."""
+    """Predict what the clients of the test see, in milliseconds, over all seeds; `part` as for `CostDraws`."""
     prompts = {call.prompt for call in test.calls}
     wanted = {each.request.id for each in taught.arrivals if each.request.prompt in prompts}
     config = simulated_config(taught.config)
@@ -186,7 +186,7 @@ def _measured(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
 def _beside(
     measured: dict[str, list[float]], predicted: dict[str, list[float]], known: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """All three, and the errors as shares of what was measured."""
+    """All three sets of latencies, and the errors as shares of what was measured."""
     table: dict[str, Any] = {}
     for latency, samples in measured.items():
         for quantile in _QUANTILES:
@@ -202,7 +202,7 @@ def _beside(
 
 
 def day_table(day: dict[str, Any]) -> str:
-    """A day for people."""
+    """A day as a table for people."""
     lines = [f"\n{day['workload']}: {day['requests']} requests, {day['rate']:.2f} a second, {day['failed']} failed"]
     lines.append(
         f"{'milliseconds':<14}{'measured':>12}{'simulated':>12}{'error':>10}{'with its steps':>18}{'error':>10}"
@@ -216,7 +216,7 @@ def day_table(day: dict[str, Any]) -> str:
 def measure_limit(
     model: str, serve_options: Sequence[str], slo: str, quantile: float, requests: int, seconds: float, turns: int
 ) -> dict[str, Any]:
-    """What `penstock plan` says of a day of conversations, and what a server does at that rate and at 1.2 times it."""
+    """The rate that `penstock plan` advises for a day of conversations, and a server at that rate and 1.2 times it."""
     goals = parse_slo(slo)
     options = (*_OPTIONS, *serve_options)
     day = DRAWN["chat"].draw("chat", 1.0, requests, seed=1)

@@ -1,9 +1,9 @@
-"""What a form costs: answers that are held to one take longer than free ones of as many tokens.
+"""Measures what a form costs: how much longer constrained answers take than free answers of the same length.
 
     python bench/guided.py [MODEL] [--streams 16] [--rounds 6] [--json FILE]
 
-Each form is asked of all streams at once, in turns with free answers that are as long, first tokens and last ones
-included. The first answer, which compiles the form, does not count.
+All streams ask for a form at once, in turns with free answers of the same length; first and last tokens count too. The
+first answer, which compiles the form, does not count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MOST_TOKENS = 96
 
 
 def answers(llm: LLM, streams: int, **options: Any) -> tuple[float, int]:
-    """Seconds for an answer to each of the streams, and the tokens of all."""
+    """Seconds until each stream has its answer, and the tokens of all answers together."""
     params = SamplingParams(temperature=0.8, seed=1, **options)
     began = time.perf_counter()
     outputs = llm.generate([f"Write {number} items:" for number in range(streams)], params, use_tqdm=False)
@@ -60,7 +60,7 @@ def answers(llm: LLM, streams: int, **options: Any) -> tuple[float, int]:
 
 
 def more_time(llm: LLM, streams: int, form: dict[str, Any]) -> float:
-    """How much longer a token takes in the form, as a share of a free one's time."""
+    """How much longer a token takes in the form, as a share of the time of a token of a free answer."""
     seconds, tokens = answers(llm, streams, structured_outputs=form, max_tokens=MOST_TOKENS)
     free_seconds, free_tokens = answers(llm, streams, max_tokens=max(1, tokens // streams), ignore_eos=True)
     return (seconds / tokens) / (free_seconds / free_tokens) - 1

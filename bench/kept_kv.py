@@ -1,22 +1,22 @@
-"""Measures what a store of KV blocks brings and costs: the first token after a kill, and steps while it is written.
+"""Measures what a store of KV blocks saves and costs: the first token after a kill, and steps while it is written.
 
     python bench/kept_kv.py first-token --rounds 3 --json bench/results/FILE.json
     python bench/kept_kv.py steps --rounds 5 --json bench/results/FILE.json
     python bench/kept_kv.py turns --rounds 5 --json bench/results/FILE.json
 
-`first-token`: a server with an empty store gets a prompt and is asked for one token (`cold`), once more (`memory`);
-when its blocks are in files it is killed (SIGKILL), and another one is asked (`restart`). It is killed too, the files
-are put out of the system's page cache, and a third one is asked (`disk`). A short request warms each server up.
+`first-token`: a server with an empty store is asked for one token after a prompt (`cold`), and then for the same again
+(`memory`). When its blocks are in files it is killed (SIGKILL), and a second server is asked (`restart`). That one is
+killed too, the files are dropped from the page cache, and a third is asked (`disk`). A short request warms up each one.
 
-`steps`: the same load with and without a store, in turns, in processes of their own. Every run makes the same plans, so
-that step number n computes the same in all of them; of each the best of all rounds is taken, with and without, and what
-is compared is these, in steps that read prompts and in steps that decode. `noise` compares the rounds without a store
-with each other, every other one with the rest.
+`steps`: the same load with and without a store, in turns, in separate processes. Every run makes the same plans, so
+step number n computes the same in all runs. For each step, the best time of all rounds with a store is compared with
+the best time of all rounds without, separately for steps that compute prompts and steps that decode. `noise` compares
+the rounds without a store with each other, every other one with the rest.
 
 `turns`: in one process, the thread that writes may work for some steps and has to wait for as many, in turns; there is
-always something to write. So whatever else a machine does in a minute meets both alike. What is compared is the time
-from one step's begin to the next one's, by the mean of the middle nine tenths, with the bounds between which 95 of 100
-samples of turns lie (bootstrap). `noise` compares turns in which it waits with each other, every other with the rest.
+always something to write. So other work of the machine affects both alike. The time from the beginning of one step to
+the beginning of the next is compared, by the mean of the middle nine tenths, with a 95 % bootstrap interval over turns.
+`noise` compares turns in which the thread waits with each other, every other one with the rest.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ __all__ = ["main", "measure_first_token", "measure_steps", "measure_turns"]
 
 _SETTLED_SECONDS = 120.0
 _STREAMS, _PROMPT, _NEW = 4, 384, 320
-"""Of the load whose steps are measured."""
+"""The load whose steps are measured: streams, prompt tokens and new tokens."""
 
 _TURN = 8
 """Steps in which the thread that writes may work, or has to wait."""
 
 _WARM = 32
-"""Steps of each of two requests before it."""
+"""Steps of each of the two requests that run before the load."""
 
 
 def measure_first_token(model: str, tokens: int) -> dict[str, float]:
-    """Seconds until the answer of one token is there: cold, from memory, after a restart, and from the disk."""
+    """Seconds until an answer of one token arrives: cold, from memory, after a restart, and from the disk."""
     prompt = [random.Random(tokens).randrange(100, 30_000) for _ in range(tokens)]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -84,7 +84,7 @@ def _ask(url: str, prompt: list[int]) -> float:
 
 @contextmanager
 def _server(model: str, root: Path) -> Iterator[str]:
-    """The URL of a warm server; the block ends with its death."""
+    """Run a server and warm it up; yields its URL, and kills it when the block ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -122,7 +122,7 @@ def _put_out_of_cache(path: Path) -> None:
 
 
 def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, float]], int]:
-    """Positions and seconds of each step of a load of its own, and how many blocks were in files at its end."""
+    """(positions, seconds) of each step of a load in a new process, and how many blocks were in files at its end."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(100, 30_000) for _ in range(_PROMPT)] for _ in range(_STREAMS)]
     program = (
@@ -152,7 +152,7 @@ def measure_steps(model: str, root: str, seed: int) -> tuple[list[tuple[int, flo
 
 
 def _compare_steps(model: str, rounds: int) -> dict[str, Any]:
-    """With and without a store, in turns."""
+    """Compare steps with and without a store, in turns."""
     taken: dict[str, list[list[tuple[int, float]]]] = {"without": [], "with": []}
     written = []
     for seed in range(rounds):
@@ -185,12 +185,12 @@ def _compare_steps(model: str, rounds: int) -> dict[str, Any]:
 
 
 def _best(runs: list[list[tuple[int, float]]]) -> list[float]:
-    """Of each step, the shortest time that it took in any run."""
+    """The shortest time of each step in any run."""
     return [min(run[at][1] for run in runs) for at in range(len(runs[0]))]
 
 
 def measure_turns(model: str, rounds: int) -> dict[str, Any]:
-    """Steps of prompts and of decoding, while blocks are written and while they are not, in turns."""
+    """Measure steps of prompts and of decoding, while blocks are written and while they are not, in turns."""
     import torch  # noqa: F401 - before the library, whose start is not measured
 
     from penstock import LLM, SamplingParams

@@ -1,11 +1,11 @@
-"""Writes GGUF files of a checkpoint in the formats that people download, by llama.cpp's own quantiser.
+"""Writes a checkpoint as GGUF files in the formats that people download, with llama.cpp's own quantiser.
 
     python bench/make_random_checkpoint.py CHECKPOINT
     python bench/make_quantised.py CHECKPOINT FOLDER [--format Q4_K_M --format Q6_K ...]
     python bench/compare.py FOLDER/CHECKPOINT-Q4_K_M.gguf --ours file --peer llama.cpp --peer ik_llama.cpp
 
-The checkpoint is converted once (see `peers.write_gguf`) to FOLDER/CHECKPOINT-BF16.gguf, which stays. llama.cpp must be
-installed; `python bench/compare.py --install --peer llama.cpp` does that.
+The checkpoint is converted once (see `peers.write_gguf`) to FOLDER/CHECKPOINT-BF16.gguf, which is kept. llama.cpp must
+be installed; `python bench/compare.py --install --peer llama.cpp` installs it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ _MXFP4 = ("--tensor-type", "attn_=mxfp4", "--tensor-type", "ffn_=mxfp4")
 _PLAIN = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 _UNEVEN = ("IQ4_NL", "IQ4_XS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4_MOE")
 NEED_IMPORTANCE = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
-"""Formats that the quantiser writes only with an importance matrix (or without one as nobody publishes them)."""
+"""Formats that the quantiser writes only with an importance matrix, or that nobody publishes without one."""
 
 _TERNARY = {f"{kind}_IN_3": ("--tensor-type", rf"blk\.1[0-2]\.ffn_={kind.lower()}") for kind in ("TQ1_0", "TQ2_0")}
 
 FORMATS = {**dict.fromkeys((*_PLAIN, *_UNEVEN, *NEED_IMPORTANCE), ()), "MXFP4": _MXFP4, **_TERNARY}
-"""Formats, with the quantiser's options. It has no MXFP4 for models without experts: its MXFP4_MOE, in which all but
-experts is Q8_0, is told to take the matrices of layers too. A model that was not trained for three values says nothing
-in them, so TQ1_0_IN_3 and TQ2_0_IN_3 have them in the MLPs of layers 10 to 12 alone; the rest is Q8_0."""
+"""Formats, with the quantiser's options. The quantiser has no MXFP4 for models without experts, so its MXFP4_MOE, which
+leaves all but experts in Q8_0, is told to convert the matrices of layers too. A model that was not trained for three
+values generates nonsense with them: TQ1_0_IN_3 and TQ2_0_IN_3 use them only in the MLPs of layers 10 to 12; the rest is
+Q8_0."""
 
 _WORDS = {"MXFP4": "MXFP4_MOE", **dict.fromkeys(_TERNARY, "Q8_0")}
-"""What the quantiser calls a format, where it is another word."""
+"""The quantiser's name for a format, where it differs from ours."""
 
 _IMPORTANCE_CHUNKS = 16
 
 
 def make_quantised(checkpoint: Path, folder: Path, formats: list[str], peers: Path) -> list[Path]:
-    """Write `<checkpoint>-<format>.gguf` for each format, where it is not there.
+    """Write `<checkpoint>-<format>.gguf` for each format, unless the file is there.
 
     Args:
         checkpoint: a Hugging Face directory.
@@ -51,8 +52,8 @@ def make_quantised(checkpoint: Path, folder: Path, formats: list[str], peers: Pa
         peers: the folder of the peers.
 
     Raises:
-        NotInstalledError: llama.cpp's quantiser is missing, or what computes an importance matrix.
-        EngineFault: one of them failed.
+        NotInstalledError: llama.cpp's quantiser or its importance-matrix program is missing.
+        EngineFault: one of these programs failed.
         ValueError: the checkpoint cannot be written as GGUF.
     """
     quantiser = program(peers, "llama.cpp", "llama-quantize")
@@ -77,7 +78,7 @@ def make_quantised(checkpoint: Path, folder: Path, formats: list[str], peers: Pa
 
 
 def _importance(plain: Path, peers: Path) -> Path:
-    """The importance matrix of a model beside it, computed by llama.cpp on our corpus where it is not there."""
+    """The file beside a model with its importance matrix; llama.cpp computes it on our corpus if it is not there."""
     target = plain.with_suffix(".imatrix")
     if not target.exists():
         partial = target.with_suffix(".partial")

@@ -1,14 +1,14 @@
-"""Writes a random model as a Hugging Face directory: weights that mean nothing in the sizes that speed depends on.
+"""Writes a random model as a Hugging Face directory: meaningless weights in the sizes that speed depends on.
 
     python bench/make_random_checkpoint.py DIRECTORY [--family gemma2 --layers 18 --hidden 2048 --set head_dim=256 ...]
     python bench/make_random_checkpoint.py DIRECTORY --config FILE.json
     penstock bench batch DIRECTORY
 
-A family is any `model_type` that transformers builds. What no option says is as in transformers' default of the
-family, but a Llama has the sizes of TinyLlama, 1.1 billion weights; `--set` says anything else that `config.json` may
-hold, and `--config` begins with a file in place of the default. Matrices are normal numbers with a deviation of 0.02,
-from a seed, in bfloat16, named as transformers names them in files; no more than one file of them is in memory. The
-tokenizer knows single bytes only: a vocabulary must hold these 256 and two marks.
+A family is any `model_type` that transformers builds. Settings without an option have transformers' defaults for the
+family, except that a Llama has the sizes of TinyLlama, 1.1 billion weights; `--set` sets anything else that
+`config.json` may hold, and `--config` starts from a file in place of the defaults. Matrices are normal numbers with a
+deviation of 0.02, from a seed, in bfloat16, named as transformers names them in files; at most one file of them is in
+memory. The tokenizer knows single bytes only: a vocabulary must hold these 256 and two special tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SIZES = {
     "vocabulary": "vocab_size",
     "positions": "max_position_embeddings",
 }
-"""Options, and what `config.json` calls them in most families."""
+"""Options, and their names in `config.json` in most families."""
 
 TINY_LLAMA = {
     "hidden_size": 2048,
@@ -58,16 +58,16 @@ TINY_LLAMA = {
 }
 DEFAULTS: dict[str, dict[str, Any]] = {"llama": TINY_LLAMA}
 SPELLED: dict[str, dict[str, str]] = {"gpt2": {"intermediate_size": "n_inner"}}
-"""Families that call a size otherwise, where transformers does not say so itself."""
+"""Families that use another name for a size without declaring it in transformers."""
 UNDECLARED: dict[str, set[str]] = {"qwen3_moe": {"head_dim"}}
-"""What a family reads where it is given, without a default of its own."""
+"""Settings that a family reads if they are given, but for which it declares no default."""
 
 
 def configure(family: str, settings: Mapping[str, Any]) -> PreTrainedConfig:
     """The config of a family with some settings.
 
     Raises:
-        SystemExit: they make no model.
+        SystemExit: the settings do not make a model.
     """
     default = AutoConfig.for_model(family)
     known = default.to_dict().keys() | UNDECLARED.get(family, set())
@@ -87,10 +87,10 @@ def configure(family: str, settings: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def shapes_of(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Names, as files have them, and shapes of all tensors; of tied ones the first.
+    """Shapes of all tensors by their names in files; of tied tensors only the first.
 
     Raises:
-        SystemExit: the sizes make no model.
+        SystemExit: the sizes do not make a model.
     """
     with torch.device("meta"):
         try:
@@ -104,7 +104,7 @@ def shapes_of(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(directory: Path, config: PreTrainedConfig, seed: int = 0) -> None:
-    """Write everything that a loader looks for into `directory`, which is made."""
+    """Create `directory`, and write everything into it that a loader looks for."""
     shapes = shapes_of(config)
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
@@ -127,7 +127,7 @@ def write_checkpoint(directory: Path, config: PreTrainedConfig, seed: int = 0) -
 
 
 def _files(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[list[str]]:
-    """Names in order, cut where a file would hold more than `FILE_BYTES`."""
+    """Names in order, split so that no file holds more than `FILE_BYTES`."""
     names: list[str] = []
     held = 0
     for name, shape in shapes.items():
@@ -163,7 +163,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE`, the value as JSON, or a word."""
+    """Parse `NAME=VALUE`, in which the value is JSON or a word."""
     name, _, value = text.partition("=")
     try:
         return name, json.loads(value)
@@ -172,7 +172,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def main() -> None:
-    """Write a checkpoint in the sizes of the command line."""
+    """Write a checkpoint in the sizes that the command line gives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--family", help='a `model_type`; default: that of --config, or "llama"')

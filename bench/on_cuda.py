@@ -1,21 +1,21 @@
-"""What Penstock does on a CUDA device: right answers, the same whatever else is computed, and how fast.
+"""Measures Penstock on a CUDA device: whether answers are right, whether they depend on the batch, and how fast it is.
 
     python bench/on_cuda.py [--json FILE] [--sections limits right products attention exact rates steps] [--quick]
         [--device cuda]
 
-Sections, each of which is written to the record as it ends, and of which one that fails keeps no other from running:
+Each section is written to the record when it ends, and if one fails the others still run:
 
 limits: the device's memory bandwidth (a large copy, read and written) and its rate of bfloat16 matrix products.
-products: for which numbers of rows a product has the same bits; in which pieces it is computed, and what they take.
+products: for which numbers of rows a product has the same bits; in which pieces it is computed, and how long they take.
 attention: the time of a decode step's and of a prompt's attention in one layer, beside the limits.
 right: small random models of several families in float32: logits beside transformers on the same device and beside
 Penstock on the CPU, and greedy tokens beside transformers.
 exact: the same requests alone and all together, in float32 and bfloat16: tokens and log probabilities that differ.
 rates: a random model in the shape of a Llama of a billion weights: tokens a second, beside the limits and transformers.
-steps: where the time of a decode step goes: launches, and the share of it that the device computes.
+steps: where the time of a decode step goes: launches, and the share of the time in which the device computes.
 
 Models are made here, from a seed; nothing is fetched. With `--device cpu --quick` everything runs small and without a
-GPU, to find faults of this script.
+GPU, to find errors in this script.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ class Sizes:
     """How much is measured.
 
     Attributes:
-        streams: answers at once, of `rates`.
-        prompts: tokens of each prompt, of `rates`.
-        answer: tokens of each answer, of `rates`.
-        rounds: of each measurement.
-        requests: of `exact`.
-        peer_tokens: of each answer of transformers.
-        copy_bytes: of the copied array.
+        streams: numbers of answers at once, in `rates`.
+        prompts: tokens of each prompt, in `rates`.
+        answer: tokens of each answer, in `rates`.
+        rounds: rounds of each measurement.
+        requests: number of requests in `exact`.
+        peer_tokens: tokens of each answer of transformers.
+        copy_bytes: size of the copied array.
         product: rows and columns of the matrices that are multiplied.
     """
 
@@ -114,7 +114,7 @@ QUICK = Sizes((1, 4), (24,), 6, 2, 6, 4, 1 << 24, 256)
 
 
 class Bench:
-    """What sections share: the device, where models lie, and what was found so far."""
+    """What sections share: the device, the folder of the models, and what was found so far."""
 
     def __init__(self, device: torch.device, sizes: Sizes, folder: Path, until: float, quick: bool) -> None:
         self.device = device
@@ -152,20 +152,20 @@ class Bench:
 
     @contextmanager
     def llm(self, model: Path, device: str = "", **options: Any) -> Iterator[LLM]:
-        """A model, and its memory given back."""
+        """Open a model; its memory is given back when the block ends."""
         with LLM(str(model), device=device or self.device.type, kv_store="off", **options) as llm:
             yield llm
         self.free()
 
     def free(self) -> None:
-        """Give memory back that nothing holds."""
+        """Give back memory that nothing holds."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def limits(bench: Bench) -> Iterator[Record]:
-    """Bytes a second, read and written, and products a second."""
+    """Bytes a second, read and written, and floating-point operations a second of matrix products."""
     yield {"bytes_per_second": _copied_bytes(bench)}
     bench.free()
     width = bench.sizes.product
@@ -180,7 +180,7 @@ def _copied_bytes(bench: Bench) -> float:
 
 
 def products(bench: Bench) -> Iterator[Record]:
-    """Bits by number of rows, and time by rows of a piece, for the shapes of the larger model."""
+    """Which numbers of rows give the same bits, and the time by number of rows, for the shapes of the larger model."""
     shapes = [(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)]
     shapes = [(96, 64), (64, 512)] if bench.quick else shapes
     counts = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048]
@@ -208,7 +208,7 @@ def products(bench: Bench) -> Iterator[Record]:
 
 
 def _product_times(bench: Bench, x: Tensor, weight: Tensor) -> Record:
-    """Seconds of one row and of more, in pieces and at once."""
+    """Seconds of a product by number of rows, in pieces and at once."""
     taken = {}
     for rows in (1, 64, 128, 256, 2048):
         of = row_pieces.empty_with_room(x, (rows, x.shape[1])).copy_(x[:rows])
@@ -218,7 +218,7 @@ def _product_times(bench: Bench, x: Tensor, weight: Tensor) -> Record:
 
 
 def attention(bench: Bench) -> Iterator[Record]:
-    """One layer of the larger model: single queries of many sequences, and a prompt."""
+    """Attention in one layer of the larger model: single queries of many sequences, and a prompt."""
     config = SMALL_1B if bench.quick else LLAMA_1B
     heads, kv_heads, width = (config[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     backend, size = open_backend(bench.device, 1), 16
@@ -235,12 +235,12 @@ def attention(bench: Bench) -> Iterator[Record]:
         if count == 1:
             record["bytes_per_second"] = sum(each.nbytes for each in cache) / seconds
         else:
-            record["flops_per_second"] = 2 * heads * width * length * length / seconds  # half of each square
+            record["flops_per_second"] = 2 * heads * width * length * length / seconds  # causal: half of each square
         yield {"attention": [record]}
 
 
 def _device_seconds(bench: Bench, work: Callable[[], object], repeats: int = 20) -> float:
-    """As `Bench.seconds`, without the host's share: many calls in one graph."""
+    """As `Bench.seconds`, without the host's share, by many calls in one graph."""
     if bench.device.type != "cuda":
         return bench.seconds(work, 1)
     work()
@@ -256,7 +256,7 @@ def right(bench: Bench) -> Iterator[Record]:
     for family, settings in FAMILIES.items():
         try:
             yield {"right": {family: _right(bench, family, settings)}}
-        except (Exception, SystemExit):  # which a config that makes no model raises
+        except (Exception, SystemExit):  # a config that makes no model raises SystemExit
             yield {"right": {family: {"failed": traceback.format_exc()}}}
 
 
@@ -294,14 +294,14 @@ def _right(bench: Bench, family: str, settings: Record) -> Record:
 
 
 def _spread(model: Path) -> None:
-    """Matrices ten times as large, so that every operation shows in the logits."""
+    """Multiply matrices by ten, so that every operation shows in the logits."""
     for file in model.glob("*.safetensors"):
         tensors = {name: tensor * (4.0 if tensor.ndim > 1 else 1.0) for name, tensor in load_file(file).items()}
         save_file(tensors, file, metadata={"format": "pt"})
 
 
 def _scores(output: Any, sequence: Sequence[int]) -> list[float]:
-    """The log probability of each token of a sequence but the first, as an answer reports it."""
+    """The log probability of each token of a sequence except the first, as an answer reports it."""
     given = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
     return [each[token].logprob for token, each in zip(sequence[1:], given, strict=True)]
 
@@ -362,7 +362,7 @@ def _differing(one: Sequence[Any], other: Sequence[Any]) -> Record:
 
 
 def _large(bench: Bench) -> Path:
-    """The larger model, made on the device, where numbers come quickly."""
+    """The larger model, made on the device, where random numbers are quick to draw."""
     model = bench.folder / "large"
     if model.exists():
         return model
@@ -386,7 +386,7 @@ def _large(bench: Bench) -> Path:
 
 
 def rates(bench: Bench) -> Iterator[Record]:
-    """Tokens a second of the larger model, by streams and prompts; then transformers'."""
+    """Tokens a second of the larger model, by streams and prompts; then the same with transformers."""
     sizes, model = bench.sizes, _large(bench)
     began = time.perf_counter()
     options = {"max_num_seqs": max(sizes.streams), "max_num_batched_tokens": 8192, "prefix_caching": False}
@@ -402,7 +402,7 @@ def rates(bench: Bench) -> Iterator[Record]:
 
 
 def _rate(bench: Bench, llm: LLM, length: int, streams: int) -> Record:
-    """Prompts by their first tokens, then answers by steps in which every stream decodes."""
+    """Tokens a second of prompts, until their first tokens, and of answers, in steps in which every stream decodes."""
     sizes = bench.sizes
     draw = torch.Generator().manual_seed(length + streams)
     prompts, answers = [], []
@@ -427,7 +427,7 @@ def _rate(bench: Bench, llm: LLM, length: int, streams: int) -> Record:
 
 
 def _shares(bench: Bench, length: int, streams: int, prompts: Sequence[float], answers: Sequence[float]) -> Record:
-    """Medians as shares of what the device's own limits allow: bytes of a decode step, operations of a prompt."""
+    """Medians as shares of what the device's limits allow: bytes for a decode step, operations for a prompt."""
     config = SMALL_1B if bench.quick else LLAMA_1B
     heads = config["head_dim"] * (2 * config["num_attention_heads"] + 2 * config["num_key_value_heads"])
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]

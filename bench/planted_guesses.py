@@ -1,16 +1,16 @@
-"""Measures what a draft model saves whose guesses are right with a planted chance, against what that should bring.
+"""Measures what a draft model saves when its guesses are right with a planted chance, beside what it should save.
 
     python bench/planted_guesses.py --rounds 3 --json bench/results/FILE.json
 
-Two random models, written by `make_random_checkpoint.py`, a large one and a small one. The small one computes what a
-draft model has to, and then its guess is replaced, where the runner takes it: each token by the one that the large
-model will draw, or with chance 1 - p, by a hash of its place, by another. So the cost is a draft model's, and the
-agreement is known.
+`make_random_checkpoint.py` writes two random models, a large one and a small one. The small one computes what a draft
+model has to. Then its guess is replaced where the runner takes it: each token by the token that the large model will
+draw or, with chance 1 - p, decided by a hash of its place, by a different token. So the cost is that of a draft model,
+and the agreement is known.
 
-First the time of steps with guesses of a fixed length is measured, for each length. With the chance p a guess of length
-k brings (1 - p^(k+1)) / (1 - p) tokens a step; over the time of such steps, the best length is `formula`, in times as
-many tokens a second as without guesses. `measured` is what the scheduler reaches, which knows neither p nor any time
-beforehand. Every token is compared with that of the run without.
+First the time of steps with guesses of a fixed length is measured, for each length. With the chance p, a guess of
+length k yields (1 - p^(k+1)) / (1 - p) tokens a step. `formula` divides this by the time of such steps and takes the
+best length, as a multiple of the tokens a second without guesses. `measured` is the multiple that the scheduler
+reaches, which knows neither p nor any times beforehand. Every token is compared with the run without guesses.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class PlantedGuesses:
     """A draft model whose guesses are replaced; see `exec.runner.RowGuesser`.
 
     Args:
-        model: computes.
-        answers: by prompt, the tokens that will be drawn behind it.
-        right: the chance that a guessed token is one of them.
-        vocab_size: wrong ones lie below it.
+        model: the draft model, which computes as usual.
+        answers: by prompt, the tokens that will be drawn after it.
+        right: the chance that a guessed token is right.
+        vocab_size: wrong tokens lie below it.
     """
 
     reads_hidden = False
@@ -117,11 +117,11 @@ class PlantedGuesses:
 
 
 def expected(right: float, seconds: Sequence[float]) -> tuple[float, int]:
-    """Times as many tokens a second as without guesses, with the best fixed length, and that length.
+    """The tokens a second of the best fixed length, as a multiple of the rate without guesses, and that length.
 
     Args:
-        right: the chance that a guessed token is right if those before it are.
-        seconds: of a step with guesses of each length, from 0.
+        right: the chance that a guessed token is right if the guessed tokens before it are.
+        seconds: seconds of a step with guesses of each length, from 0.
     """
     rates = [sum(right**power for power in range(length + 1)) / taken for length, taken in enumerate(seconds)]
     best = max(range(len(rates)), key=rates.__getitem__)
@@ -129,7 +129,7 @@ def expected(right: float, seconds: Sequence[float]) -> tuple[float, int]:
 
 
 class _Pair:
-    """Both models, and runners of them."""
+    """Both models, and runners for them."""
 
     def __init__(self, large: LoadedModel, small: LoadedModel, streams: int) -> None:
         self.large, self._small = large, small
@@ -156,7 +156,7 @@ class _Pair:
 
 
 def step_seconds(pair: _Pair, streams: int, repeats: int) -> list[float]:
-    """The median time of a step with guesses of each length, that were wrong: it draws one token a stream."""
+    """The median time of a step with guesses of each length, all of them wrong: it draws one token a stream."""
     runner, blocks = pair.runner(pair.drafter()), -(-pair.config.max_model_len // pair.config.block_size)
     found, step = [], 0
     admits = tuple(
@@ -170,7 +170,7 @@ def step_seconds(pair: _Pair, streams: int, repeats: int) -> list[float]:
         times = []
         for _ in range(repeats):
             step += 1
-            # No stream repeats what it drew plus one, so that the first draft is wrong and one token comes of a step.
+            # No stream draws its last token plus one, so the first draft is wrong and a step yields one token.
             drafts = {slot: ((tokens[-1].id + 1) % VOCABULARY,) * count for slot, tokens in results.items()}
             rows = tuple(
                 Row(n, length - 1, 1 + count, (), True, drafts[n], follow=count + 2 if count else 0, guesses=count)
@@ -187,7 +187,7 @@ def step_seconds(pair: _Pair, streams: int, repeats: int) -> list[float]:
 
 
 def rate(pair: _Pair, prompts: Sequence[tuple[int, ...]], drafter: PlantedGuesses | None) -> tuple[float, list[Any]]:
-    """Tokens a second until the first answer ends, after a round that is not measured; and every answer."""
+    """Tokens a second until the first answer ends, after a round that is not measured; and all answers."""
     config = pair.config if drafter is not None else replace(pair.config, draft_context=0)
     scheduler, runner = Scheduler(config), pair.runner(drafter)
     for tokens in (WARM, NEW):
@@ -208,7 +208,7 @@ def rate(pair: _Pair, prompts: Sequence[tuple[int, ...]], drafter: PlantedGuesse
 
 
 def measure(pair: _Pair, streams: int, chances: Sequence[float], rounds: int) -> list[dict[str, Any]]:
-    """A row for each chance: what was measured, in turns with runs without guesses, and what was to be expected.
+    """A row for each chance: what was measured, in turns with runs without guesses, and what was expected.
 
     Raises:
         EngineFault: guesses changed an answer.

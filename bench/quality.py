@@ -1,6 +1,7 @@
 """`python bench/quality.py`: what each variant of Penstock and each format of llama.cpp costs in quality.
 
-As `penstock bench quality`, with llama.cpp scored against the same float32 on the same tokens (see `peers.perplexity`).
+Like `penstock bench quality`, but also scores llama.cpp against the same float32 on the same tokens (see
+`peers.perplexity`).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def command(
     (config,) = build_configs(context, EngineConfig)
     head = provenance()
     from penstock.bench import quality
-    from penstock.loading import find_model  # brings torch in: not for --help
+    from penstock.loading import find_model  # imports torch, which --help does not need
     from penstock.weights.locate import default_cache_dir
 
     files = find_model(config)
@@ -80,7 +81,7 @@ def command(
 def _find_peers(
     names: tuple[str, ...], folder: Path, model: Path, install: bool
 ) -> tuple[dict[str, Path], dict[str, str]]:
-    """The files that llama.cpp is scored on, by name, and why others are absent; what is asked for must be there."""
+    """The files to score llama.cpp on, by name, and why others are absent; whatever was asked for must be there."""
     from peers.perplexity import DEFAULT_PEERS, find_peer_model
 
     if install:
@@ -105,7 +106,7 @@ def _measure_peers(
     absent: dict[str, str],
     steps: Steps,
 ) -> list[Quality]:
-    """Every peer that can be scored; one that fails joins the absent, with its reason."""
+    """Score every peer that can be scored; a peer that fails is added to `absent`, with its reason."""
     from peers.perplexity import score_peer, write_base
     from penstock.exec.device import compute_threads
 
@@ -128,7 +129,7 @@ def _measure_peers(
 
 
 def _float32_check(rows: Sequence[Quality]) -> list[str]:
-    """Whether both engines mean the same by float32 of these weights, if llama.cpp's was measured."""
+    """Lines that show whether both engines mean the same by float32 of these weights, if llama.cpp's was measured."""
     return [
         f"float32 of the same weights: perplexity {row.reference_perplexity:.4f} by Penstock,"
         f" {row.perplexity:.4f} by llama.cpp"

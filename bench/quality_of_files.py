@@ -1,10 +1,10 @@
-"""Measures `bench/quality.py` on several GGUF files, each in a process of its own, and writes one record of all.
+"""Runs `bench/quality.py` on several GGUF files, each in a process of its own, and writes one record of all.
 
     python bench/make_quantised.py CHECKPOINT FOLDER --format Q4_K_M --format Q6_K
     python bench/quality_of_files.py FOLDER/CHECKPOINT-Q*.gguf --tokens 2048 --json bench/results/FILE.json
 
-Of each file: Penstock on its blocks as they are, and llama.cpp on the same file, both beside float32 of the numbers
-that the file holds. A file that fails is told and left out.
+For each file, it measures Penstock on the file's own blocks and llama.cpp on the same file, both beside float32 of the
+numbers that the file holds. A file that fails is reported and left out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure_file(file: Path, options: list[str]) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
     if record["absent"]:
         raise EngineFault(f"{file.name}: {record['absent']}")
-    record["config"]["model"] = file.name  # where it lay is nobody's business
+    record["config"]["model"] = file.name  # the record does not tell where the file was
     return {"name": file.stem.rpartition("-")[2]} | record
 
 

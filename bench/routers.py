@@ -1,16 +1,16 @@
-"""Compares routers of a fleet of replicas, in made-up time: what is found in prefix caches, and how long answers take.
+"""Compares routers of a fleet in simulated time: how much is found in prefix caches, and how long answers take.
 
     python bench/routers.py --replicas 2 --replicas 16 --requests 20000 --json bench/results/FILE.json
     python bench/routers.py --day --requests 100000 --json bench/results/FILE.json
     python bench/routers.py --trace conversation_trace.jsonl --replicas 100
 
 Every replica is the scheduler that serves, on a simulated clock (`penstock.foresight`). Our router reads reports that
-are up to half a second old; the others know how many requests each replica has at that very moment. Without `--day`,
-conversations with shared system prompts keep each replica busy; with it, a thousand replicas get a day of 24 hours
-(`fleet_sim/day.py`); with `--trace`, they get the requests of a file, in any format that `penstock plan` reads.
+are up to half a second old; the others know exactly how many requests each replica has at that moment. By default,
+conversations with shared system prompts keep each replica busy. With `--day`, a thousand replicas get a day of 24 hours
+(`fleet_sim/day.py`). With `--trace`, they get the requests of a file, in any format that `penstock plan` reads.
 
 Every router gets the same conversations, once for each seed, and its row has the medians over the seeds. Nothing is
-measured in real time, so any machine gives the same figures, but for the processor's seconds.
+measured in real time, so any machine gives the same figures, except for the processor time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from penstock.foresight.workloads import read_workload
 __all__ = ["main", "measure", "table"]
 
 WARM = 0.4
-"""Share of the time after which figures count: conversations have begun to end by then. Of a day, all of it counts."""
+"""Share of the time after which figures count: conversations have begun to end by then. A day counts as a whole."""
 
 DEFAULT_ROUTERS = tuple(name for name in RIVALS if not name.startswith("ours,"))
 DAY_ROUTERS = ("ours", "two choices", "hash of conversation", "Ray's prefix router, threshold 16")
 TRACE_ROUTERS = ("ours", "two choices", "hash of prefix", "Ray's prefix router, threshold 16")
-"""A trace does not say which messages belong to one conversation."""
+"""Routers for `--trace`: a trace does not say which messages belong to one conversation."""
 
 
 def measure(
@@ -52,11 +52,11 @@ def measure(
     """A row for each router: the median of each figure over the seeds, and every run.
 
     Args:
-        draw: what is said, from a seed.
+        draw: draws the conversations from a seed.
         fleet: the fleet.
-        names: of the routers.
-        seeds: how many.
-        messages: about how many a run has, for the progress bar.
+        names: names of the routers.
+        seeds: how many seeds.
+        messages: about how many messages a run has, for the progress bar.
     """
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tqdm(
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _rows(options: argparse.Namespace, replicas: int, requests: int) -> list[dict[str, Any]]:
-    """The rows of one size."""
+    """The rows for one number of replicas."""
     day = options.day or options.trace is not None
     replica = DAY_REPLICA if day else ReplicaConfig()
     names, said = list(DEFAULT_ROUTERS), {}

@@ -3,12 +3,12 @@
     python bench/make_quantised.py CHECKPOINT FOLDER --format Q4_K_M --format Q6_K
     python bench/same_tokens.py FOLDER/*-Q*.gguf --json bench/results/FILE.json
 
-Penstock serves the quantised file with `--dtype float32 --quantization none`, so it decodes the blocks by itself;
-llama.cpp serves what its own quantiser makes of the same file in F32. Both are greedy, on prompts of token ids from the
-corpus. Two engines add up in different orders, so logits differ in the last bits, and a place where the two best tokens
-are nearer to each other than that may turn out either way. Such a place is explained by its margin: the difference of
-the logarithms of probability of the two best, in both engines, beside the largest difference of the engines on the
-tokens before it, on which they agree.
+Penstock serves the quantised file with `--dtype float32 --quantization none`, so it decodes the blocks with its own
+code; llama.cpp serves the F32 file that its own quantiser makes from the same file. Both are greedy, on prompts of
+token ids from the corpus. The engines add in different orders, so logits differ in the last bits. Where the two best
+tokens are closer to each other than this difference, either may win. The margin explains such a place: the difference
+of the log probabilities of the two best tokens, in both engines, beside the largest difference between the engines on
+the tokens before it, on which they agree.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ SERVER_OPTIONS = ("-c", "1024", "-np", "1", "-ctk", "f32", "-ctv", "f32", "-fa",
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One prompt.
+    """How the engines' answers to one prompt compare.
 
     Attributes:
-        tokens: that both generated alike, from the first on.
-        differs: whether an engine went on otherwise behind them.
-        logprob_difference: the largest of the engines on these tokens, as far as both tell.
-        our_margin: between the two best at the place that differs, in Penstock; None where nothing differs, or where
-            it ended there.
-        their_margin: the same in llama.cpp; None also where it does not tell.
+        tokens: how many leading tokens are equal in both answers.
+        differs: whether the answers differ after these tokens.
+        logprob_difference: the largest between the engines on these tokens, as far as both report it.
+        our_margin: between the two best tokens at the place that differs, in Penstock; None if nothing differs, or if
+            Penstock's answer ended there.
+        their_margin: the same in llama.cpp; None also if it does not report it.
     """
 
     tokens: int
@@ -60,7 +60,7 @@ class Comparison:
 
 
 def compare(ours: Greedy, theirs: Greedy) -> Comparison:
-    """How far two continuations agree; one that ends earlier differs there, with the margin of what the other says."""
+    """How far two answers agree; if one ends earlier, they differ there, with the margin of the other alone."""
     pairs = list(zip(ours.tokens, theirs.tokens, strict=False))
     same = next((place for place, (own, their) in enumerate(pairs) if own != their), len(pairs))
     chosen = zip(ours.logprobs[:same], theirs.logprobs[:same], strict=False)
@@ -72,14 +72,14 @@ def compare(ours: Greedy, theirs: Greedy) -> Comparison:
 
 
 def cut_prompts(model: Path, count: int, length: int) -> list[list[int]]:
-    """Token ids of pieces of the corpus, far from each other."""
+    """Token ids of pieces of the corpus that are far from each other."""
     text = open_text(open_model(model, gguf_dialect).text)
     pieces = cut(text, CORPUS.read_text(encoding="utf-8"), length).tokens
     return [list(pieces[place * len(pieces) // count]) for place in range(count)]
 
 
 def our_answers(model: Path, prompts: list[list[int]], new_tokens: int, threads: int) -> list[Greedy]:
-    """What Penstock generates; `threads` as of `--threads`."""
+    """What Penstock generates; `threads` as for `--threads`."""
     params = SamplingParams(temperature=0, max_tokens=new_tokens, logprobs=2)
     exact = {"dtype": "float32", "quantization": "none", "generation_config": "none"}
     with LLM(str(model), max_model_len=1024, threads=threads, **exact) as llm:
@@ -98,7 +98,7 @@ def _greedy(output: Any) -> Greedy:
 def their_answers(
     model: Path, prompts: Sequence[Sequence[int]], new_tokens: int, threads: int, peers: Path
 ) -> list[Greedy]:
-    """What llama.cpp generates from the same file in F32, which is written for it and removed."""
+    """What llama.cpp generates from the same file in F32; the F32 file is written for it and removed afterwards."""
     server, quantiser = (program(peers, "llama.cpp", name) for name in ("llama-server", "llama-quantize"))
     with tempfile.TemporaryDirectory(prefix="f32-", dir=model.parent) as work:
         plain = Path(work) / "f32.gguf"

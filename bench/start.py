@@ -1,12 +1,12 @@
-"""Measures how long servers take from their start to the first answer, and the memory that they then have.
+"""Measures how long servers take from their start to the first answer, and how much memory they use then.
 
     python bench/start.py FILE.gguf --rounds 3 --json bench/results/FILE.json
 
-Penstock and llama.cpp's server, in turns, on the same file with the same context, all else at its default. A round
-starts a process, waits until it is ready, asks for 8 tokens after a prompt of 16, reads `/proc/PID/smaps_rollup` of the
-process and its children, and ends it. The file is read once before, so it is in the page cache for all.
-`anonymous` is memory that the process has for itself; `file` is what it has mapped of files, the model's among them,
-which the system may take back.
+Penstock and llama.cpp's server take turns on the same file with the same context, with defaults for everything else. A
+round starts a process, waits until it is ready, asks for 8 tokens after a prompt of 16, reads `/proc/PID/smaps_rollup`
+of the process and its children, and ends it. The file is read once beforehand, so every run finds it in the page cache.
+`anonymous` is memory of the process itself; `file` is its mappings of files, the model's file among them, which the
+system may take back.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _FIELDS = {"Rss": "resident", "Pss": "proportional", "Pss_Anon": "anonymous", "P
 _PROMPT = list(range(100, 116))
 
 Command = Callable[[int], list[str]]
-"""From a port to an argument vector."""
+"""Returns the argument vector for a port."""
 
 
 def memory_of(process: int) -> dict[str, int]:
-    """Bytes of a process and its children, by what they are.
+    """Bytes of memory of a process and its children, by kind.
 
     Raises:
-        EngineFault: this system does not tell.
+        EngineFault: this system does not report them.
     """
     total = dict.fromkeys(_FIELDS.values(), 0)
     for each in _family(process):
@@ -59,7 +59,7 @@ def memory_of(process: int) -> dict[str, int]:
 
 
 def _family(process: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     found = [process]
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         for child in task.read_text(encoding="ascii").split():
@@ -68,16 +68,16 @@ def _family(process: int) -> list[int]:
 
 
 def _read_through(path: Path) -> int:
-    """Read a file, so that the page cache has it; its size."""
+    """Read a file, so that it is in the page cache; returns its size."""
     with path.open("rb") as stream:
         return sum(len(piece) for piece in iter(lambda: stream.read(1 << 24), b""))
 
 
 def measure_round(command: Command, path: str, body: dict[str, Any]) -> dict[str, float]:
-    """Seconds until ready and until the first answer is whole, and memory behind it.
+    """Seconds until ready and until the first answer is complete, and the memory after it.
 
     Raises:
-        EngineFault: the server ended, or refused.
+        EngineFault: the server ended, or refused the request.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def measure_round(command: Command, path: str, body: dict[str, Any]) -> dict[str
 
 
 def contenders(model: Path, context: int, peers: Path, kept: str) -> dict[str, tuple[Command, str, dict[str, Any]]]:
-    """By name: the server, where it is asked, and what. `kept` is where ours keeps KV blocks."""
+    """(command, path, request body) of each server by name. Ours keeps its KV blocks in the folder `kept`."""
     server = program(peers, "llama.cpp", "llama-server")
     ours = [sys.executable, "-m", "penstock", "serve", str(model), "--max-model-len", str(context), "--kv-store"]
     theirs = [str(server), "-m", str(model), "-c", str(context), "-np", "1", "--port"]

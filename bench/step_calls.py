@@ -1,12 +1,13 @@
-"""What a decode step costs in Python: its function calls, which repeat exactly, and the processor time of its thread.
+"""Measures a decode step's cost in Python: function calls, which repeat exactly, and processor time of its thread.
 
     python bench/step_calls.py [PYTHON ...] [--streams 1 --streams 8] [--temperature 1] [--functions 20]
 
-Each PYTHON is that of an installation to measure, by default the one that runs this. The model is random and so small
-that computing it costs next to nothing: what is left is the engine. Every installation holds it in a process of its
-own, and they are measured in turns, so that a machine that slows down affects all alike. Calls are the mean of 64
-steps, in which every stream fills 4 blocks; microseconds are of the thread that steps, as the least and the median of
-all rounds. Only what all installations have in common is used: `LLM`, `SamplingParams`, `add_request`, `step`.
+Each PYTHON belongs to an installation to measure; the default is the one that runs this. The model is random and so
+small that computing it costs next to nothing: what remains is the engine. Every installation holds it in a process of
+its own, and they are measured in turns, so that a machine that slows down affects all alike. Calls are the mean of 64
+steps, in which every stream fills 4 blocks; microseconds are processor time of the thread that steps, as the least and
+the median of all rounds. Only the interface that all installations share is used: `LLM`, `SamplingParams`,
+`add_request`, `step`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ for line in sys.stdin:
 
 
 def measure(workers: list[Worker], streams: int, temperature: float, rounds: int) -> list[dict[str, Any]]:
-    """What each worker's step costs: calls by function, and microseconds of every round."""
+    """The cost of each worker's step: calls by function, and microseconds in every round."""
     load = {"streams": streams, "temperature": temperature}
     for worker in workers:
         worker.run(load | {"seed": 0, "count": 0})  # warms up

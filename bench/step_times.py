@@ -1,21 +1,21 @@
-"""Measures how well the scheduler foresees what a step takes: the error of `StepTimes`, one step ahead.
+"""Measures how well the scheduler predicts how long a step takes: the error of `StepTimes`, one step ahead.
 
     python bench/step_times.py --json bench/results/FILE.json
     python bench/step_times.py MODEL:FORM ... --learn 60 --measure 60 --traces FOLDER
     python bench/step_times.py --trace FOLDER/TRACE ...
 
 A real engine computes a mix of steps in this process and records its trace: 1 to 32 rows that decode at contexts of 64
-to 2,000 tokens, prompts of 16 to 512 tokens beside them, and prompts alone. Then a `StepTimes` reads the trace like the
-scheduler would: each step is foreseen, compared with what it took, and learned. Steps count once those before them have
-taken `--learn` seconds. No plan depends on time here, so a trace of an older commit says what a change of the model is
-worth; a trace of `penstock serve --record` is read too.
+to 2,000 tokens, prompts of 16 to 512 tokens beside them, and prompts alone. Then a `StepTimes` reads the trace as the
+scheduler would: each step is predicted, compared with the measured time, and learned. Steps count once the steps before
+them have taken `--learn` seconds. No plan depends on time here, so a trace of an older commit shows what a change of
+the model of step times is worth; a trace of `penstock serve --record` is read too.
 
-A MODEL is one that `penstock serve` takes, or `random`, some 200 million random weights; a FORM is one of
+A MODEL is one that `penstock serve` takes, or `random`, some 200 million random weights; a FORM is a value of
 `--quantization`, or `q4_1`: the model as a file that `penstock quantize` writes. By default both models in three forms.
 
-The load does everything twice in a row. `again` is the error if a step's time is foreseen from the same plan's time a
-moment before: what noise leaves to the best of models. Both are in percent of the measured time, as median, p90 and
-p95; `bias` is the median with its sign. Kinds are by rows that decode, and by positions of prompts beside them.
+The load does everything twice in a row. `again` is the error of predicting a step from the time of the same plan a
+moment before: the noise that even the best model cannot predict. Both are in percent of the measured time, as median,
+p90 and p95; `bias` is the median with its sign. Kinds are by rows that decode, and by positions of prompts beside them.
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ _SHORTEST, _LONGEST = 64, 2000
 """Tokens of a context."""
 
 _CONTEXTS = 6000
-"""Tokens that all contexts of an episode have together at most, so that a minute holds many episodes."""
+"""The most tokens that all contexts of an episode have together, so that a minute holds many episodes."""
 
 _DECODING = 24
 """Steps of an episode that decode before its streams begin to end."""
 
 _NEWCOMERS = 0.3
-"""How likely a short prompt comes in a step."""
+"""The chance that a short prompt arrives in a step."""
 
 _CHUNK = 512
 _FIRST_WARM = 8
-"""Steps that no engine is judged by: a process's first are slow."""
+"""How many steps at the beginning are left out: the first steps of a process are slow."""
 
 
 class Step(NamedTuple):
-    """A plan that was computed, and the seconds that it took, without a draft model's and a store's."""
+    """A plan that was computed, and the seconds that it took, without a draft model's and a store's seconds."""
 
     plan: StepPlan
     seconds: float
 
 
 class Foreseen(NamedTuple):
-    """A step's time as it was foreseen, and as it was measured, in seconds.
+    """A step's time as predicted and as measured, in seconds.
 
     Attributes:
         kind: what the step computes.
-        again: what the same plan took before; None if there was no such step lately.
-        before: what all steps before took.
+        again: the time that the same plan took before; None if it was not computed before.
+        before: the time of all steps before this one.
     """
 
     kind: str
@@ -93,12 +93,12 @@ class Foreseen(NamedTuple):
 
     @property
     def error(self) -> float:
-        """What was foreseen beyond the measured time, as a share of it."""
+        """The predicted time less the measured time, as a share of the measured time."""
         return self.expected / self.seconds - 1
 
 
 def record(model: str, trace: Path, seconds: float, options: dict[str, Any], seed: int = 0) -> list[str]:
-    """Compute the load until its steps have taken so many seconds; returns the engine's start report."""
+    """Compute the load until its steps have taken `seconds`; returns the engine's start report."""
     from penstock import LLM
 
     settings = {"prefix_caching": False, "speculate": False, "max_num_batched_tokens": _CHUNK, "record": str(trace)}
@@ -113,12 +113,13 @@ def record(model: str, trace: Path, seconds: float, options: dict[str, Any], see
 
 
 def _run_episode(llm: Any, rng: random.Random) -> None:
-    """Some streams begin one after the other, decode with short prompts between, and end one after the other."""
+    """Run streams that begin one after the other, decode with short prompts between, and end one after the other."""
     middle = math.exp(rng.uniform(math.log(_SHORTEST), math.log(_LONGEST)))
     streams = max(1, min(rng.choice(_STREAMS), int(_CONTEXTS / middle)))
     for number in range(streams):
         context = min(_LONGEST, max(_SHORTEST, int(middle * rng.uniform(0.5, 1.5))))
-        # Each has tokens until the last has begun and all have decoded: reading takes others a step a chunk.
+        # Each stream has enough tokens until the last has begun and all have decoded: each chunk of a prompt takes the
+        # others a step.
         begins = (streams - number) * (2 + math.ceil(middle * 1.5 / _CHUNK))
         _add(llm, rng, context, begins + _DECODING + rng.randrange(_DECODING))
         for _ in range(rng.randint(1, 3)):
@@ -139,7 +140,7 @@ def _add(llm: Any, rng: random.Random, prompt: int, tokens: int) -> None:
 
 
 def measured_steps(lines: Iterable[str]) -> tuple[SchedulerConfig, Iterator[Step]]:
-    """The steps of a trace that computed something, in order, and what its scheduler was told.
+    """The configuration of a trace's scheduler, and the steps that computed something, in order.
 
     Raises:
         ConfigError: the trace is corrupt or of another version; while iterating too.
@@ -164,7 +165,7 @@ def _steps(records: TraceReader) -> Iterator[Step]:
 
 
 def foresee(times: StepTimes, steps: Iterable[Step]) -> Iterator[Foreseen]:
-    """Let `times` foresee each step, and learn it."""
+    """Let `times` predict each step, and then learn from it."""
     latest: dict[tuple[tuple[int, int, bool], ...], float] = {}
     before = 0.0
     for number, (plan, seconds) in enumerate(steps):
@@ -199,9 +200,9 @@ def _span(number: int, ends: tuple[int, ...]) -> str:
 
 
 def summary(found: Iterable[Foreseen], learn: float) -> dict[str, dict[str, float | int | None]]:
-    """Errors by kind and of all steps, in percent, from the time on when steps have taken `learn` seconds.
+    """Errors by kind and of all steps, in percent, of steps after the first `learn` seconds of computing.
 
-    Of prompts whose step draws nothing nothing is learned (see `StepTimes.learn`), and `all` leaves them out.
+    Nothing is learned from prompts in steps that draw nothing (see `StepTimes.learn`), and `all` leaves them out.
     """
     kinds: dict[str, list[Foreseen]] = defaultdict(list)
     for each in found:
@@ -239,7 +240,7 @@ def table(rows: dict[str, dict[str, float | int | None]]) -> str:
 
 
 def _case(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """The model and the options of `MODEL:FORM`; what is to be written for it goes into `folder`."""
+    """The model and the options of `MODEL:FORM`; files that it needs are written into `folder`."""
     model, _, form = name.rpartition(":")
     if model == "random":
         from make_random_checkpoint import configure, write_checkpoint
@@ -256,7 +257,7 @@ def _as_q4_1(model: str, folder: Path) -> str:
     from penstock.cli.quantize import command
 
     if model == MODELS[0]:
-        return model  # is such a file
+        return model  # is a q4_1 file already
     target = folder / f"{Path(model).name}-q4_1.gguf"
     if not target.exists():
         command.main([model, str(target), "--form", "q4_1"], standalone_mode=False)
@@ -305,7 +306,7 @@ def _evaluate(name: str, path: Path, learn: float) -> dict[str, Any]:
         config, steps = measured_steps(lines)
         try:
             times = StepTimes(config.window, config.step_times)
-        except ConfigError:  # recorded when steps had other parts
+        except ConfigError:  # recorded by a version whose steps had other parts
             times = StepTimes(config.window)
         rows = summary(foresee(times, steps), learn)
     print(f"{name}\n{table(rows)}\n", flush=True)

@@ -1,10 +1,10 @@
-"""Measures what a server of several models makes a request wait whose model is not loaded.
+"""Measures how long a request waits in a server of several models when its model is not loaded.
 
     python bench/switching.py --rounds 5 --json bench/results/FILE.json
 
-One model in three forms (its file's, int8, bfloat16), as three models of which two may be loaded at once. Of each the
-time of an answer of one token is measured: `loaded`, where it is; `room`, where it has to be loaded and there is room;
-`place`, where another has to leave for it first. Requests come one by one.
+One model in three forms (its file's, int8, bfloat16) is served as three models, of which two may be loaded at once. For
+each model the time of an answer of one token is measured: `loaded`, if it is loaded; `room`, if it has to be loaded and
+there is room; `place`, if another has to be unloaded first. Requests are sent one by one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ FORMS = ("file", "int8", "none")
 
 
 def measure(url: str) -> dict[str, dict[str, float]]:
-    """Seconds of each kind of answer, by the form asked for. At the beginning and at the end nothing is loaded."""
+    """Seconds of each kind of answer, by the form asked for. Nothing is loaded at the beginning and at the end."""
     found: dict[str, dict[str, float]] = {form: {} for form in FORMS}
     for place, form in enumerate(FORMS):
         other, third = FORMS[place - 1], FORMS[place - 2]
         found[form]["room"] = _ask(url, form)
         found[form]["loaded"] = _ask(url, form)
-        for each in (other, third):  # the second makes the first of the three leave
+        for each in (other, third):  # the second of these unloads `form`
             _ask(url, each)
         found[form]["place"] = _ask(url, form)
         for each in FORMS:
@@ -61,7 +61,7 @@ def _server(model: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         entries = [{"model": model, "served-model-name": [form], "quantization": form} for form in FORMS]
         file = Path(folder) / "models.yaml"
-        file.write_text(json.dumps({"models": entries}), encoding="utf-8")  # which is YAML as well
+        file.write_text(json.dumps({"models": entries}), encoding="utf-8")  # JSON is valid YAML
         options = ["--max-loaded-models", "2", "--kv-cache-memory", "512MiB", "--kv-store", "off", "--port", str(port)]
         command = [sys.executable, "-m", "penstock", "serve", "--models-file", str(file), *options]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:

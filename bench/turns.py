@@ -1,11 +1,11 @@
-"""Two installations of Penstock measured in turns: what a change did to rates, start and memory.
+"""Measures two installations of Penstock in turns: what a change did to rates, start and memory.
 
     python bench/turns.py OLD/.venv/bin/python NEW/.venv/bin/python --rounds 5 --json bench/results/FILE.json
 
-For each form of the weights both hold the model at the same time, each in a process of its own; the one that is not
-measured sleeps. A round is old, new, new, old, within seconds, so that a machine that slows down affects both alike;
-its ratio is that of the two sums. Starts are whole `penstock serve` processes: seconds until they listen, resident
-memory then. Only what both installations have in common is used: `LLM`, `SamplingParams`, `add_request`, `step`.
+For each form of the weights both hold the model at the same time, each in a process of its own; while one is measured,
+the other sleeps. A round is old, new, new, old, within seconds, so that a machine that slows down affects both alike;
+a round's ratio is the ratio of the two sums. Starts are whole `penstock serve` processes: seconds until they listen,
+and resident memory then. Only the interface that both share is used: `LLM`, `SamplingParams`, `add_request`, `step`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Load:
-    """So many requests at once, each with so many prompt tokens and new tokens."""
+    """How many requests are sent at once, with how many prompt tokens and new tokens each."""
 
     streams: int
     prompt_tokens: int
@@ -83,10 +83,10 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def rates(workers: dict[str, Worker], load: Load, rounds: int) -> dict[str, Any]:
-    """Rounds of one load; `new_over_old` is the ratio of the rates, above 1 where the new one is quicker."""
+    """Rounds of one load; `new_over_old` is the ratio of the rates, above 1 if the new installation is faster."""
     each = []
     for index in range(rounds + 1):  # the first warms up both
-        # No worker sees a prompt twice: it would find it in its cache.
+        # No worker gets a prompt twice, because it would find it in its prefix cache.
         seeds = (2 * index, 2 * index, 2 * index + 1, 2 * index + 1)
         turns = [
             (side, workers[side].run(vars(load) | {"seed": seed})) for side, seed in zip(TURNS, seeds, strict=True)
@@ -103,7 +103,7 @@ def rates(workers: dict[str, Worker], load: Load, rounds: int) -> dict[str, Any]
 
 
 def start(python: str, model: str, form: str) -> dict[str, float]:
-    """One `penstock serve`: seconds until it listens, resident memory then."""
+    """Start one `penstock serve`: seconds until it listens, and resident memory then."""
     command = [python, "-m", "penstock", "serve", model, "--port", "0", "--quantization", form]
     began = time.perf_counter()
     env = {**os.environ, "PENSTOCK_KV_STORE": "off"}

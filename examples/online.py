@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def run(llm: LLM, prompts: list[str], params: SamplingParams, *, stream: bool) -> list[str]:
-    """Step while anything is unfinished; the ids of the requests in the order in which they were added."""
+    """Step while any request is unfinished; returns the ids of the requests in the order in which they were added."""
     ids = [llm.add_request(prompt, params) for prompt in prompts]
     steps = 0
     while llm.has_unfinished_requests():

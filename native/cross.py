@@ -1,8 +1,8 @@
-"""Builds the compiled kernels for machines that this one is not: `make cross`.
+"""Builds the compiled kernels for other kinds of machines: `make cross`.
 
-By the same CMakeLists.txt, with clang as the package `ziglang` brings it: one compiler with the headers and libraries
-of every system. Shows that another compiler and other processors take the source, and which instruction sets come of
-it. Nothing is run. `make dist` builds the wheels of a release by the same compiler and options (release/wheels.py).
+Uses the same CMakeLists.txt, with the clang of the package `ziglang`: one compiler with the headers and libraries of
+every system. Shows that the source compiles with another compiler and for other processors, and which instruction sets
+are built. Nothing is run. `make dist` builds a release's wheels with the same compiler and options (release/wheels.py).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["ISAS", "TARGETS", "Target", "build", "cmake_options", "describe", "z
 class Target(NamedTuple):
     """A system and a processor to build for."""
 
-    system: str  # CMake's name of it
-    processor: str  # CMake's name of it
+    system: str  # CMake's name
+    processor: str  # CMake's name
     oldest: str  # version of the oldest system to run on, as zig takes it after the target's name: glibc, or macOS
-    place: int  # where a module (ELF, Mach-O) says for which processor it is,
-    machine: bytes  # and how
+    place: int  # offset in a module (ELF, Mach-O) of the field that says which processor it is for
+    machine: bytes  # the bytes of that field
 
 
 TARGETS = {
@@ -34,11 +34,11 @@ TARGETS = {
     "x86_64-macos": Target("Darwin", "x86_64", "14.0", 4, b"\x07\0\0\x01"),
     "aarch64-macos": Target("Darwin", "arm64", "14.0", 4, b"\x0c\0\0\x01"),
 }
-"""By zig's names. The oldest systems are torch's: its wheels ask for glibc 2.28 and macOS 14 too."""
+"""Targets by zig's names. The oldest systems are torch's: its wheels need glibc 2.28 and macOS 14 too."""
 
 ISAS = ("avx512_amx", "avx512_bf16", "avx512", "avx2", "portable")
 
-# On macOS, CMake asks for a bundle and nanobind for a file of flags. Zig knows neither; Python loads a library as well.
+# On macOS, CMake asks for a bundle and nanobind for a file of flags. Zig knows neither; Python loads a library too.
 ZIG = """#!/bin/sh
 for given; do
     shift
@@ -53,12 +53,12 @@ exec "{python}" -m ziglang "$@"
 
 
 def cmake_options(target: str, folder: Path, include: Path) -> dict[str, str]:
-    """What CMake is told to build for `target`. Writes the compiler, a script, into `folder`.
+    """Return the options that make CMake build for `target`. Writes the compiler, a script, into `folder`.
 
     Args:
         target: one of `TARGETS`.
-        folder: where the script may lie.
-        include: the headers of a Python, for whose version the module will be.
+        folder: where the script is written.
+        include: the headers of a Python; the module will be for its version.
     """
     folder.mkdir(parents=True, exist_ok=True)
     zig = folder / "zig"
@@ -75,13 +75,13 @@ def cmake_options(target: str, folder: Path, include: Path) -> dict[str, str]:
 
 
 def build(target: str, source: Path, folder: Path, goal: str = "_native") -> Path:
-    """What CMake makes for a target in `folder`; where it cannot, this program ends with what was said.
+    """Build for a target in `folder` with CMake; if that fails, this program ends with CMake's output.
 
     Args:
         target: one of `TARGETS`.
         source: the folder of CMakeLists.txt.
         folder: where to build.
-        goal: `_native`, the module for this Python; or `penstock_kernels`, the part of it that knows no Python.
+        goal: `_native`, the module for this Python; or `penstock_kernels`, its part that does not depend on Python.
     """
     options = cmake_options(target, folder, Path(sysconfig.get_path("include"))) | {
         "CMAKE_BUILD_TYPE": "Release",
@@ -96,13 +96,13 @@ def build(target: str, source: Path, folder: Path, goal: str = "_native") -> Pat
 
 
 def zig_cache() -> dict[str, str]:
-    """Variables that keep what zig compiles beside the environment that it is installed in."""
+    """Return variables that make zig keep its cache beside the environment that it is installed in."""
     folder = str(Path(sys.prefix).parent / "cache")
     return {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
 
 
 def run(arguments: list[str]) -> None:
-    """CMake, quiet while it succeeds."""
+    """Run CMake, quietly unless it fails."""
     command = [sys.executable, "-m", "cmake", *arguments]
     environment = zig_cache() | os.environ
     done = subprocess.run(command, capture_output=True, text=True, env=environment)  # noqa: S603 (our own words)
@@ -111,7 +111,7 @@ def run(arguments: list[str]) -> None:
 
 
 def describe(target: str, module: bytes) -> str:
-    """One line about a module; where it is not what its target should have, this program ends with it."""
+    """Return one line about a module; if the module is not what its target needs, this program ends with the reason."""
     processor, place, machine = TARGETS[target].processor, TARGETS[target].place, TARGETS[target].machine
     isas = [isa for isa in ISAS if re.search(rb"(?<![a-z0-9_])" + isa.encode() + rb"\0", module)]
     line = f"{target:18} {len(module) / 1e6:.1f} MB, kernels: {', '.join(isas)}"

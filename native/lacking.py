@@ -1,6 +1,6 @@
 """Says what an installation without compiled kernels lacked: a C++ compiler, or the headers of Python.
 
-Run with the Python that was installed into; the Makefile does so where `penstock._native` is not there.
+Run it with the Python that was installed into, as the Makefile does if `penstock._native` is missing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 
 def lacking(include: Path, compiler: str, search: str) -> list[str]:
-    """What has to be installed, each with how.
+    """List what has to be installed, and how to install each.
 
     Args:
         include: where this Python's headers should be.
-        compiler: the command in `CXX`; "" where it is not set.
-        search: folders of programs, as `PATH` has them.
+        compiler: the command in `CXX`; "" if it is not set.
+        search: folders of programs, in the form of `PATH`.
     """
     found = []
     names = compiler.split()[:1] or _COMPILERS
@@ -33,7 +33,7 @@ def lacking(include: Path, compiler: str, search: str) -> list[str]:
 
 
 def main() -> None:
-    """Say it on standard output."""
+    """Print what is lacking on standard output."""
     missing = lacking(Path(sysconfig.get_path("include")), os.environ.get("CXX", ""), os.environ.get("PATH", ""))
     lines = ["Without compiled kernels: torch's serve, slower", *(f"This lacks {each}" for each in missing)]
     if missing:

@@ -1,7 +1,7 @@
-"""What must be true of a wheel before anyone installs it: its name, its list of files, its module.
+"""Checks what must be true of a wheel before anyone installs it: its name, its list of files, its module.
 
-Written down here is what only this project knows: which files belong in, for which processor the module is and which
-kernels it has. What every wheel must hold to is asked of the field's tools: auditwheel, abi3audit, twine,
+This module checks what only this project knows: which files belong in the wheel, which processor the module is for and
+which kernels it has. The usual tools check the rules for every wheel: auditwheel, abi3audit, twine,
 check-wheel-contents.
 """
 
@@ -31,7 +31,7 @@ _NAME = re.compile(
 
 
 def problems(wheel: Path, source: Path) -> list[str]:
-    """What is wrong with a wheel of the checkout or source archive at `source`; nothing, where it may be released."""
+    """List what is wrong with a wheel of the checkout or source archive at `source`; empty if it may be released."""
     named = _NAME.fullmatch(wheel.name)
     if named is None or named["platform"] not in PLATFORMS:
         return [f"{wheel.name} is no name of a wheel of this release"]
@@ -121,7 +121,7 @@ def _is_module(name: str) -> bool:
 
 
 def tool_problems(wheel: Path) -> list[str]:
-    """What the field's tools have to say against a wheel."""
+    """List what the usual tools find wrong with a wheel."""
     found = [
         *_complaint("twine", "check", "--strict", str(wheel)),
         *_complaint("check-wheel-contents", str(wheel)),
@@ -138,7 +138,7 @@ def tool_problems(wheel: Path) -> list[str]:
 
 
 def as_old(needed: str, promised: str) -> bool:
-    """Whether a module that needs one manylinux tag runs where another is promised: same processor, no newer glibc."""
+    """Whether a module that needs one manylinux tag runs where another is promised: same processor, glibc not newer."""
     tags = [re.fullmatch(r"manylinux_(\d+)_(\d+)_(\w+)", tag) for tag in (needed, promised)]
     if tags[0] is None or tags[1] is None:
         return False

@@ -2,9 +2,9 @@
 
     PYTHON installed.py [MODEL] [--requests N]
 
-Lets the compiled kernels compute; with MODEL (a path, or "default") serves it on a free port of 127.0.0.1, asks one
-question, ends the server, and runs `penstock verify`. Standard library only, and no import of this
-repository: it is copied to where it is to run, such as a chroot. Exit code 1 with one line where something is wrong.
+Runs the compiled kernels. With MODEL (a path, or "default") it also serves the model on a free port of 127.0.0.1, asks
+one question, ends the server, and runs `penstock verify`. Uses the standard library only and imports nothing of this
+repository, because it is copied to where it runs, for example a chroot. On an error: exit code 1 and one line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPILERS = ("cc", "c++", "gcc", "g++", "clang", "clang++")
 
 
 def main() -> None:
-    """Show it, one line for each step."""
+    """Run the steps, and print one line for each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", help="without one nothing is served, and torch need not be there")
     parser.add_argument("--requests", type=int, default=20)
@@ -51,12 +51,12 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    """One line, at once."""
+    """Print one line at once."""
     print(f"   {line}", flush=True)
 
 
 def kernels() -> str:
-    """The instruction sets that this processor runs, each of which has computed a norm that is right."""
+    """Return the instruction sets that this processor runs; each has computed a correct norm."""
     module = importlib.import_module("penstock._native")
     for isa in module.isas():
         worst = norm_error(module, module.Cpu(isa, 1))
@@ -66,7 +66,7 @@ def kernels() -> str:
 
 
 def norm_error(module: ModuleType, cpu: Any) -> float:
-    """The largest relative error of compiled RMS norms of two rows of 67 numbers."""
+    """Return the largest relative error of compiled RMS norms of two rows of 67 numbers."""
     rows, width, eps = 2, 67, 1e-6
     x = [math.sin(place) for place in range(rows * width)]
     weight = [1 + place / width for place in range(width)]
@@ -92,7 +92,7 @@ def norm_error(module: ModuleType, cpu: Any) -> float:
 
 
 def serve(model: list[str], patience: float) -> str:
-    """What a server of the model answered."""
+    """Serve the model, and return what the server answered."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,7 +114,7 @@ def serve(model: list[str], patience: float) -> str:
 
 
 def await_health(server: subprocess.Popen[bytes], base: str, patience: float) -> None:
-    """Return when the server takes work; else end with what it said."""
+    """Return when the server takes requests; otherwise end this program with the server's output."""
     end = time.monotonic() + patience
     while time.monotonic() < end and server.poll() is None:
         try:
@@ -128,7 +128,7 @@ def await_health(server: subprocess.Popen[bytes], base: str, patience: float) ->
 
 
 def ask(url: str, body: dict[str, object] | None = None) -> bytes:
-    """The answer's body."""
+    """Send a request and return the answer's body."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
@@ -136,7 +136,7 @@ def ask(url: str, body: dict[str, object] | None = None) -> bytes:
 
 
 def verify(model: list[str], requests: int) -> str:
-    """The last line of `penstock verify`."""
+    """Run `penstock verify` and return its last line."""
     done = subprocess.run([PENSTOCK, "verify", *model, "--requests", str(requests)], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"penstock verify ended with code {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -1,4 +1,4 @@
-"""Whether macOS on Apple silicon would load a compiled module, as far as its file says: no Mac is here to try.
+"""Checks whether macOS on Apple silicon would load a compiled module, judging by its file: we have no Mac to try it on.
 
 Formats: Apple's mach-o/loader.h, and the code directory of kern/cs_blobs.h.
 """
@@ -29,7 +29,7 @@ class _Command(NamedTuple):
 
 
 def macho_problems(module: bytes, oldest: tuple[int, int]) -> list[str]:
-    """What keeps macOS of version `oldest` from loading a module of one processor; nothing, where nothing is seen."""
+    """List what keeps macOS of version `oldest` from loading a module for one processor; empty if nothing is found."""
     try:
         commands = list(_commands(module))
         return [*_wrong_system(commands, oldest), *_wrong_libraries(commands), *_wrong_signature(module, commands)]
@@ -72,7 +72,7 @@ def _wrong_libraries(commands: list[_Command]) -> Iterator[str]:
 
 
 def _wrong_signature(module: bytes, commands: list[_Command]) -> Iterator[str]:
-    """Apple silicon loads nothing unsigned; the least is a hash of each page, after which nothing may change."""
+    """Check the signature: Apple silicon needs at least a hash of each page, and no change after it was made."""
     places = [struct.unpack_from("<2I", command.content) for command in commands if command.kind == _CODE_SIGNATURE]
     if not places:
         yield "it is not signed"
@@ -95,7 +95,7 @@ def _wrong_signature(module: bytes, commands: list[_Command]) -> Iterator[str]:
 
 
 def _code_directory(signature: bytes) -> bytes:
-    """The first code directory of a signature; empty where there is none."""
+    """Return the first code directory of a signature; empty if there is none."""
     magic, _, count = struct.unpack_from(">3I", signature)
     for number in range(count if magic == _SUPER_BLOB else 0):
         (offset,) = struct.unpack_from(">I", signature, 12 + number * 8 + 4)

@@ -1,8 +1,8 @@
 """Makes a release and tries it: `make dist`.
 
-Builds the source archive, and from it a wheel for each platform and ABI; looks into each wheel; installs each that runs
-here into clean environments, one for each Python that is here, serves the default model there and verifies it. Where
-pip has no torch for CPUs, the kernels alone compute. What is not as it should be is said, and the exit code is 1.
+Builds the source archive, and from it a wheel for each platform and ABI, and checks each wheel. Installs the wheels
+that run here into clean environments, one for each Python on this machine, serves the default model and verifies it.
+If pip has no torch for CPUs, only the kernels run. Prints what is wrong; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 
 def build(commands: list[str], folder: Path, output: Path, platforms: list[str]) -> list[Path]:
-    """Every file of the release, each said when it is there.
+    """Build every file of the release, and print each when it is there.
 
     Raises:
-        ReleaseError: one could not be built, or is not as it should be.
+        ReleaseError: a file could not be built, or is not as it should be.
     """
     for leftover in output.glob("penstock-*"):
         leftover.unlink()
@@ -60,10 +60,10 @@ def build(commands: list[str], folder: Path, output: Path, platforms: list[str])
 def build_sound_wheel(
     source: Path, abi: Abi, interpreter: Interpreter, platform: str, kernels: Path, folder: Path, output: Path
 ) -> Path:
-    """A wheel in which nothing is wrong; says that it is there.
+    """Build a wheel, check that nothing is wrong with it, and print that it is there.
 
     Raises:
-        ReleaseError: it could not be built, or is not as it should be.
+        ReleaseError: the wheel could not be built, or is not as it should be.
     """
     begun = time.monotonic()
     wheel = build_wheel(source, abi, interpreter, platform, kernels, folder, output)
@@ -80,13 +80,13 @@ def runs_here(wheel: Path) -> bool:
 
 
 def try_all(wheels: list[Path], commands: list[str]) -> int:
-    """Install the wheels of this platform for each Python that is here; returns how many did not work.
+    """Install the wheels of this platform for each Python on this machine; returns how many did not work.
 
-    The default model is served where pip has a torch for CPUs; elsewhere the kernels compute, which needs no torch.
+    The default model is served if pip has a torch for CPUs; otherwise only the kernels run, which need no torch.
 
     Args:
-        wheels: those of this release.
-        commands: Pythons; one that is not there is passed over, and so is one that was tried by another name.
+        wheels: the wheels of this release.
+        commands: Pythons; skips a Python that is not there, or that was already tried by another name.
     """
     failed = tried = 0
     known: set[Path] = set()
@@ -116,7 +116,7 @@ def try_all(wheels: list[Path], commands: list[str]) -> int:
 
 
 def pip_has(python: str, requirement: str) -> bool:
-    """Whether a Python's pip finds a wheel, where it is told to look."""
+    """Whether a Python's pip finds a wheel for the requirement in the indexes that it is configured to use."""
     command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--ignore-installed"]
     return (
         subprocess.run([*command, "--no-deps", "--only-binary", ":all:", requirement], capture_output=True).returncode
@@ -125,12 +125,12 @@ def pip_has(python: str, requirement: str) -> bool:
 
 
 def say(line: str) -> None:
-    """A line of progress, at once."""
+    """Print a line of progress at once."""
     print(f"== {line}", flush=True)
 
 
 def main() -> None:
-    """Make the release; exit code 1 with the reason where it is none."""
+    """Make the release; exit code 1 and the reason if it fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "dist", help="for what is no part of it")

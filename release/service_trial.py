@@ -1,7 +1,7 @@
 """Shows that the service of docs/service.md works: run in a system that systemd has booted, as root.
 
-Starts it, asks a question, kills the server to see it started anew, and ends it. Standard library only, and no import
-of this repository: it is copied to where it is to run. Exit code 1 with what was seen where something is wrong.
+Starts it, asks a question, kills the server to see that it is restarted, and ends it. Uses the standard library only
+and imports nothing of this repository, because it is copied to where it runs. On an error, exit code 1 and the output.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import urllib.request
 
 SERVICE = "penstock"
 PATIENCE = 300
-"""Seconds that the service may take to be started anew."""
+"""Seconds that the service may take to restart."""
 
 
 def main() -> None:
-    """Show it, one line for each step."""
+    """Run the steps, and print one line for each."""
     systemctl("start", SERVICE)  # returns once the service has said that it takes connections
     say(f"started: {shown('StatusText')}")
     say(f"user {user_of(shown('MainPID'))}, exposure {exposure()}")
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    """One line, at once."""
+    """Print one line at once."""
     print(f"   {line}", flush=True)
 
 
@@ -46,32 +46,32 @@ def fail(reason: str) -> None:
 
 
 def systemctl(*arguments: str) -> None:
-    """Run a command of systemctl that has to succeed."""
+    """Run a systemctl command that must succeed."""
     done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True)
     if done.returncode:
         fail(f"systemctl {' '.join(arguments)}: {done.stderr}")
 
 
 def shown(name: str) -> str:
-    """A property of the service."""
+    """Return a property of the service."""
     done = subprocess.run(["systemctl", "show", SERVICE, "-P", name], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def user_of(process: str) -> str:
-    """The number of the user that a process runs as."""
+    """Return the id of the user that a process runs as."""
     done = subprocess.run(["stat", "-c", "%u", f"/proc/{process}"], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def exposure() -> str:
-    """The last word of `systemd-analyze security`, of 10."""
+    """Return the exposure, out of 10, that `systemd-analyze security` ends with."""
     done = subprocess.run(["systemd-analyze", "security", "--no-pager", SERVICE], capture_output=True, text=True)
     return done.stdout.strip().splitlines()[-1].partition(": ")[2]
 
 
 def answer() -> str:
-    """A completion of the service."""
+    """Return a completion by the service."""
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     body["model"] = json.loads(ask("http://127.0.0.1:8000/v1/models"))["data"][0]["id"]
     text: str = json.loads(ask("http://127.0.0.1:8000/v1/completions", body))["choices"][0]["text"]
@@ -79,7 +79,7 @@ def answer() -> str:
 
 
 def ask(url: str, body: dict[str, object] | None = None) -> bytes:
-    """The answer's body."""
+    """Send a request and return the answer's body."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as response:

@@ -1,11 +1,10 @@
-"""Tries the wheels of `make dist` in Debian systems that have no compiler: `make dist-debian`, by root.
+"""Tries the wheels of `make dist` in Debian systems that have no compiler: `make dist-debian`, as root.
 
     python release/try_debian.py [--only bookworm-amd64] [--find-links FOLDER]
 
-Each system is made once by debootstrap, in /var/tmp/penstock-debian. In one of them the server runs as in a container,
-read-only and without rights; then it is booted, to try the service of docs/service.md. Systems for Arm run under
-qemu-user; the model served there is a tiny one that the tests write, since an emulated processor is some thirty times
-slower.
+debootstrap makes each system once, in /var/tmp/penstock-debian. In one system the server runs as in a container,
+read-only and without rights; then the system is booted, to try the service of docs/service.md. Systems for Arm run
+under qemu-user and serve a tiny model that the tests write, because an emulated processor is about thirty times slower.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ __all__ = ["SYSTEMS", "System", "lacking", "make_root"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS_LIE_IN = Path("/var/tmp/penstock-debian")
-"""Not in the checkout: what packs the sources would follow links of such a system into this one."""
+"""Outside the checkout: the build of the source archive would follow links of such a system into this one."""
 PACKAGES = "python3-venv,ca-certificates"
 TO_BOOT = ",systemd-sysv,dbus"
 PROCESSORS = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Debian's names of processors, and what `uname -m` calls them."""
+"""Debian's names of processors, and the names that `uname -m` prints."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A Debian, and what is shown there."""
+    """A Debian system, and what is tried there."""
 
     suite: str
-    processor: str  # Debian's name of it
-    wheel: str  # the tag of the wheel less its platform
-    torch: str  # "": none is installed, and the kernels alone compute
+    processor: str  # Debian's name
+    wheel: str  # the tag of the wheel without its platform
+    torch: str  # "": torch is not installed, and only the kernels run
     model: str  # "default" or "tiny"; "" without torch
     requests: int = 20
     patience: int = 300
-    boots: bool = False  # then what is shown is shown as in a container, and after it the service of docs/service.md
+    boots: bool = False  # if True, the trial runs as in a container, and after it the service of docs/service.md
 
     @property
     def name(self) -> str:
-        """As it is called on the command line."""
+        """The name of the system on the command line."""
         return f"{self.suite}-{self.processor}"
 
     @property
@@ -66,16 +65,16 @@ class System:
 
 SYSTEMS = (
     System("bookworm", "amd64", "cp311-cp311", pinned_torch(), "default", boots=True),
-    # For this Python the index has torch with CUDA alone, of gigabytes.
+    # For this Python the index has torch only with CUDA, which takes gigabytes.
     System("trixie", "amd64", "cp312-abi3", "", ""),
-    # The last torch that its index has without CUDA for Arm.
+    # The last torch without CUDA for Arm in the index.
     System("bookworm", "arm64", "cp311-cp311", "torch==2.9.1", "tiny", patience=1800),
     System("trixie", "arm64", "cp312-abi3", "torch==2.9.1", "tiny", patience=1800),
 )
 
 
 def lacking(system: System, *, user: int, binfmt: Path = Path("/proc/sys/fs/binfmt_misc")) -> str:
-    """What keeps a system from being made and entered here, with what to do about it; "" where nothing does."""
+    """Say what keeps a system from being made and entered here, and what to do about it; "" if nothing does."""
     if user != 0:
         return "only root makes and enters another system"
     if shutil.which("debootstrap") is None:
@@ -93,7 +92,7 @@ def lacking(system: System, *, user: int, binfmt: Path = Path("/proc/sys/fs/binf
 
 
 def make_root(system: System, folder: Path) -> Path:
-    """Where the system lies: made if it is not there whole."""
+    """Return the folder of a system; makes the system if it is missing or incomplete."""
     root, whole = folder / system.name, folder / f"{system.name}.whole"
     if not whole.exists():
         shutil.rmtree(root, ignore_errors=True)
@@ -108,7 +107,7 @@ def make_root(system: System, folder: Path) -> Path:
 
 
 def write_tiny_model(folder: Path) -> str:
-    """A Llama of a few thousand weights, with a tokenizer, as the tests write it."""
+    """Write a Llama of a few thousand weights, with a tokenizer, as the tests do; returns its path."""
     for room in ("tests", "tests/models"):
         sys.path.insert(0, str(ROOT / room))
     checkpoints = importlib.import_module("tiny_checkpoints")
@@ -116,7 +115,7 @@ def write_tiny_model(folder: Path) -> str:
 
 
 def try_system(system: System, wheels: Path, folder: Path, find_links: str) -> bool:
-    """Whether the wheel works there; says why where it cannot be tried."""
+    """Whether the wheel works in a system; prints the reason if it cannot be tried."""
     wheel = next(wheels.glob(f"penstock-*-{system.tag}.whl"), None)
     reason = lacking(system, user=os.geteuid()) or ("" if wheel else f"{wheels} has no wheel {system.tag}: make dist")
     if reason or wheel is None:
@@ -134,12 +133,12 @@ def try_system(system: System, wheels: Path, folder: Path, find_links: str) -> b
 
 
 def say(line: str) -> None:
-    """A line of progress, at once."""
+    """Print a line of progress at once."""
     print(f"== {line}", flush=True)
 
 
 def main() -> None:
-    """Try the wheels; exit code 1 where one does not work or cannot be tried."""
+    """Try the wheels; exit code 1 if one does not work or cannot be tried."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheels", type=Path, default=ROOT / "dist", help="the folder that they lie in")
     parser.add_argument(

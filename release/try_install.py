@@ -1,11 +1,11 @@
 """Installs a wheel where there is no compiler, and shows that it works: in a clean environment, or in another system.
 
     python release/try_install.py WHEEL --python python3.12              an environment outside the checkout
-    python release/try_install.py WHEEL --root FOLDER                    a system that debootstrap made, by root
+    python release/try_install.py WHEEL --root FOLDER                    a system that debootstrap made, as root
     python release/try_install.py WHEEL --root FOLDER --container        there as in a container: read-only, no rights
 
-What is tried is in installed.py: kernels, a server, `penstock verify`. A root of another processor is entered through
-qemu-user, where the kernel knows it (binfmt_misc). Mounts end with the process.
+installed.py says what is tried: kernels, a server, `penstock verify`. A root for another processor is entered through
+qemu-user, which the Linux kernel must know (binfmt_misc). Mounts end with the process.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = ["Trial", "entered", "fails", "pinned_torch", "try_in_environment", "t
 CHECK = Path(__file__).with_name("installed.py")
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 USER = 10001
-"""The number of the user without rights, as in the Dockerfile."""
+"""The id of the user without rights, as in the Dockerfile."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is installed, and what is shown of it."""
+    """What is installed, and what is tried."""
 
     wheel: Path
-    model: str = ""  # a path, "default", or "" to let the kernels compute and nothing else; then no torch is installed
-    requirements: tuple[str, ...] = ()  # beside the wheel: torch==2.13.0
-    find_links: str = ""  # a folder of wheels for pip, beside its index
+    model: str = ""  # a path, "default", or "" to run only the kernels; then no torch is installed
+    requirements: tuple[str, ...] = ()  # besides the wheel: torch==2.13.0
+    find_links: str = ""  # a folder of wheels for pip, besides its index
     requests: int = 20
     patience: int = 300  # seconds that the server may take to start
 
     def pip(self, python: str, wheel: str, links: str) -> list[str]:
-        """The command that installs it; only wheels are taken, so that nothing could be compiled."""
+        """Return the command that installs the wheel; pip may take only wheels, so that nothing is compiled."""
         command = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:"]
         if links:
             command += ["--find-links", links]
         return [*command, wheel, *self.requirements, *([] if self.model else ["--no-deps"])]
 
     def check(self, python: str, script: str, model: str) -> list[str]:
-        """The command that tries it."""
+        """Return the command that tries the installation."""
         return [
             python,
             script,
@@ -63,15 +63,15 @@ class Trial:
 
 
 def pinned_torch() -> str:
-    """The torch that the project is tested with, for CPUs: torch==2.13.0+cpu."""
+    """Return the torch that the project is tested with, for CPUs: torch==2.13.0+cpu."""
     found = re.search(r"^torch==[\d.]+", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None, CONSTRAINTS
-    # Without the suffix pip takes what its index has for Linux: a build for CUDA, of gigabytes.
+    # Without the suffix, pip on Linux takes a build for CUDA from its index, which takes gigabytes.
     return found[0] + ("+cpu" if platform.system() == "Linux" else "")
 
 
 def try_in_environment(trial: Trial, python: str) -> bool:
-    """Whether the wheel works in a new environment of a Python of this machine, with no compiler on the path."""
+    """Whether the wheel works in a new environment of one of this machine's Pythons, with no compiler on the path."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as temporary:
         venv = Path(temporary) / "venv"
         if fails([python, "-m", "venv", str(venv)]):
@@ -85,13 +85,13 @@ def try_in_environment(trial: Trial, python: str) -> bool:
 
 
 def try_in_root(trial: Trial, root: Path, python: str = "python3", *, container: bool = False) -> bool:
-    """Whether the wheel works in a system that lies in `root`, installed there into /opt/penstock.
+    """Whether the wheel works in the system in `root`, installed there into /opt/penstock.
 
     Args:
-        trial: what is shown.
-        root: a folder made by debootstrap, of a Debian with Python's venv. Only root may enter it.
-        python: the command there.
-        container: after the installation the root is read-only but for /models and /tmp, and the user has no rights.
+        trial: what is tried.
+        root: a folder that debootstrap made, with a Debian that has Python's venv. Only root may enter it.
+        python: the name of the Python command in that system.
+        container: after the installation the root is read-only except /models and /tmp, and the user has no rights.
     """
     inside = root / "srv" / "penstock"
     shutil.rmtree(inside, ignore_errors=True)
@@ -122,7 +122,7 @@ def try_in_root(trial: Trial, root: Path, python: str = "python3", *, container:
 
 
 def _lend_network(root: Path) -> None:
-    """Names, certificates and pip's settings of this machine, so that pip reaches its index from inside too."""
+    """Copy this machine's name servers, certificates and pip settings, so that pip reaches its index from inside."""
     for name in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"):
         if Path(name).is_file():
             (root / name[1:]).unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def _lend_network(root: Path) -> None:
 
 
 def entered(root: Path, command: Sequence[str], *, container: bool = False) -> list[str]:
-    """The command line that runs a command inside `root`, with mounts of its own."""
+    """Return the command line that runs a command inside `root`, with mounts of its own."""
     steps = ["mount -t proc proc /proc", "mount -t tmpfs tmpfs /dev/shm"]
     start = "exec env -i PATH=/usr/bin:/bin LANG=C.UTF-8 "
     if container:
@@ -144,13 +144,13 @@ def entered(root: Path, command: Sequence[str], *, container: bool = False) -> l
     else:
         start += "HOME=/root "
     script = " && ".join([*steps, start + shlex.join(command)])
-    # Bound to itself, the folder is a mount of its own, which alone can be made read-only.
+    # Bound to itself, the folder becomes a mount of its own: only a mount can be made read-only.
     enter = f'mount --bind "$0" "$0" && exec chroot "$0" /bin/sh -c {shlex.quote(script)}'
     return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", enter, str(root)]
 
 
 def fails(command: list[str], **settings: object) -> bool:
-    """Run a command, whose output is the reader's; say it where it fails."""
+    """Run a command, whose output is shown; returns whether it failed, and prints it then."""
     code = subprocess.run(command, **settings).returncode  # type: ignore[call-overload]
     if code:
         print(f"   exit code {code}: {shlex.join(command)}", flush=True)

@@ -1,7 +1,7 @@
 """Boots a system in which Penstock is installed, and tries the service of docs/service.md there.
 
-The system lies in a folder and boots in a container (systemd-nspawn), with a network of its own: the service's ports
-are those of nobody else. What is tried is in service_trial.py.
+The system lies in a folder and boots in a container (systemd-nspawn) with a network of its own, so the service's ports
+cannot collide with others. service_trial.py says what is tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["UNIT", "try_service"]
 CHECK = Path(__file__).with_name("service_trial.py")
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "service.md"
 UNIT = re.compile(r"```ini\n(.*?)```", re.DOTALL)
-"""The unit, in the page."""
+"""Finds the unit in the page."""
 
 TRIAL = """[Unit]
 After=multi-user.target dbus.socket

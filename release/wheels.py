@@ -1,9 +1,9 @@
 """Builds what a release consists of: the source archive, and from it wheels that need no compiler.
 
-Each wheel holds the kernels of every instruction set of its platform; which of them serve is decided where it runs. For
-Python 3.11 there is a wheel of its own, from 3.12 on one for all, by the stable ABI, which nanobind can use from there
-on. The kernels know nothing of Python: they are compiled once for each platform, and linked into both. The compiler is
-the one of `make cross`, with its options.
+Each wheel holds the kernels of every instruction set of its platform; the machine that runs it decides which are used.
+Python 3.11 has a wheel of its own; one wheel serves 3.12 and later, by the stable ABI, which nanobind supports from
+3.12 on. The kernels do not depend on Python: they are compiled once for each platform, and linked into both wheels. The
+compiler is the one of `make cross`, with its options.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PLATFORMS = {
     "manylinux_2_28_aarch64": "aarch64-linux-gnu",
     "macosx_14_0_arm64": "aarch64-macos",
 }
-"""Platform tags of the wheels, and `make cross`'s names of what they are built for. None for musl, nor for macOS
-on x86-64: torch has no wheels there."""
+"""Platform tags of the wheels, and the target of `make cross` that each is built for. There are none for musl, nor for
+macOS on x86-64, because torch has no wheels there."""
 
 BUILD_REQUIREMENTS = ("nanobind==3.1.0", "scikit-build-core==1.1.2")
 
@@ -60,18 +60,18 @@ print(json.dumps({
 
 
 class ReleaseError(Exception):
-    """Why there is no release, in words for whoever makes it."""
+    """Says why there is no release, for the person who makes it."""
 
 
 @dataclass(frozen=True)
 class Abi:
-    """What a wheel asks of the Python that installs it."""
+    """What a wheel needs of the Python that installs it."""
 
     python: str  # the tag of its version: cp312
-    abi: str  # cp311: that version alone; abi3: it and every later one
+    abi: str  # cp311: only that version; abi3: its version and every later one
 
     def builds_with(self, version: tuple[int, int]) -> bool:
-        """Whether headers of this Python can be built against."""
+        """Whether the headers of a Python of this version can be built against."""
         own = (int(self.python[2]), int(self.python[3:]))
         return version >= own if self.abi == "abi3" else version == own
 
@@ -90,12 +90,12 @@ class Interpreter:
 
 
 def tag(abi: Abi, platform: str) -> str:
-    """The tag of a wheel: cp312-abi3-manylinux_2_28_x86_64."""
+    """Return the tag of a wheel: cp312-abi3-manylinux_2_28_x86_64."""
     return f"{abi.python}-{abi.abi}-{platform}"
 
 
 def find_interpreters(commands: list[str]) -> dict[Abi, Interpreter]:
-    """For each ABI the first of `commands` that can build for it.
+    """Find, for each ABI, the first of `commands` that can build for it.
 
     Raises:
         ReleaseError: there is none, or its headers are missing.
@@ -119,12 +119,12 @@ def _needs(abi: Abi) -> str:
 
 
 def ask_interpreter(command: str) -> Interpreter | None:
-    """What a Python says of itself; None where it does not run, is no plain CPython or lacks headers."""
+    """Ask a Python about itself; None if it does not run, is no plain CPython or lacks headers."""
     program = shutil.which(command)
     if program is None:
         return None
     done = subprocess.run([program, "-c", _ASK], capture_output=True, text=True)
-    if done.returncode:  # pyenv has commands for versions that are not chosen
+    if done.returncode:  # pyenv has commands even for versions that are not selected, which then fail
         return None
     said = json.loads(done.stdout)
     include = Path(said["include"])
@@ -134,10 +134,10 @@ def ask_interpreter(command: str) -> Interpreter | None:
 
 
 def build_sdist(root: Path, folder: Path, output: Path) -> tuple[Path, Path]:
-    """The source archive of a checkout, and where it was unpacked: what wheels are built from.
+    """Build the source archive of a checkout; returns it, and the folder where it is unpacked to build wheels from.
 
     Raises:
-        ReleaseError: it could not be built.
+        ReleaseError: the archive could not be built.
     """
     command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(output), str(root)]
     _run(command, folder / "sdist.log", {})
@@ -151,9 +151,9 @@ def build_sdist(root: Path, folder: Path, output: Path) -> tuple[Path, Path]:
 
 
 def build_kernels(source: Path, platform: str, folder: Path) -> Path:
-    """The kernels of an unpacked source archive for a platform, an archive of objects.
+    """Build the kernels of an unpacked source archive for a platform, as an archive of objects.
 
-    Takes minutes, and nothing where they were made of the same before.
+    Takes minutes, or no time if they were built from the same ingredients before.
     """
     work, made_of = folder / platform, ingredients(source / "native", platform)
     kernels, label = work / "libpenstock_kernels.a", work / "made-of"
@@ -166,7 +166,7 @@ def build_kernels(source: Path, platform: str, folder: Path) -> Path:
 
 
 def ingredients(native: Path, platform: str) -> str:
-    """A digest of what compiled kernels depend on: sources, with their options, target and compiler."""
+    """Return a digest of what compiled kernels depend on: sources, with their options, target and compiler."""
     digest = hashlib.sha256(f"{cross.TARGETS[PLATFORMS[platform]]} {version('ziglang')}".encode())
     for path in sorted(path for path in native.rglob("*") if path.is_file() and path.suffix != ".pyc"):
         digest.update(f"\0{path.relative_to(native)}\0".encode() + path.read_bytes())
@@ -176,10 +176,10 @@ def ingredients(native: Path, platform: str) -> str:
 def build_wheel(
     source: Path, abi: Abi, interpreter: Interpreter, platform: str, kernels: Path, folder: Path, output: Path
 ) -> Path:
-    """The wheel of an unpacked source archive for one ABI and platform.
+    """Build the wheel of an unpacked source archive for one ABI and platform.
 
     Raises:
-        ReleaseError: it could not be built; the message ends with what the compiler said.
+        ReleaseError: the wheel could not be built; the message ends with what the compiler said.
     """
     name = tag(abi, platform)
     work = folder / name
@@ -193,7 +193,7 @@ def build_wheel(
     settings |= {"wheel.tags": name, "build-dir": str(work / "cmake"), "build.targets": "_native"}
     if abi.abi == "abi3":
         settings["wheel.py-api"] = abi.python
-        # nanobind takes it from Python.h, which includes it for no stable ABI; clang's C++ library does not either.
+        # nanobind expects it from Python.h, which does not include it for a stable ABI, nor does clang's C++ library.
         settings["cmake.define.CMAKE_CXX_FLAGS"] = "-include stdio.h"
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", str(output), str(source)]
@@ -201,7 +201,7 @@ def build_wheel(
         command += ["--config-settings", f"{key}={value}"]
     log = folder / f"{name}.log"
     _run(command, log, cross.zig_cache())
-    # Without a working compiler the package builds all the same, and leaves its kernels out: not here.
+    # Without a working compiler the package builds anyway, without its kernels: a release must not.
     if "Built WITHOUT the compiled kernels" in log.read_text(encoding="utf-8", errors="replace"):
         raise ReleaseError(f"the kernels of {name} did not compile; {_end_of(log)}")
     return next(output.glob(f"penstock-*-{name}.whl"))
@@ -213,7 +213,7 @@ def _soabi(abi: Abi, target: str) -> str:
 
 
 def _environment(interpreter: Interpreter, folder: Path) -> Path:
-    """A Python of that version with what builds wheels; cmake, ninja and the compiler are those of `make cross`."""
+    """Make an environment that builds wheels for a Python; cmake, ninja and compiler are those of `make cross`."""
     venv = folder / "python{}.{}".format(*interpreter.version)
     python = venv / "bin" / "python"
     stamp = venv / ".installed"
@@ -227,7 +227,7 @@ def _environment(interpreter: Interpreter, folder: Path) -> Path:
 
 
 def _headers(interpreter: Interpreter, folder: Path) -> Path:
-    """A Python's headers, usable for every 64-bit processor: Debian's pyconfig.h includes another for each of them."""
+    """Copy a Python's headers, usable for every 64-bit processor: Debian's pyconfig.h includes one per processor."""
     headers = folder / "include{}.{}".format(*interpreter.version)
     if not headers.exists():
         shutil.copytree(interpreter.include, headers)
@@ -240,7 +240,7 @@ def _run(command: list[str], log: Path, variables: dict[str, str]) -> None:
     """Run a command with its output in a file.
 
     Raises:
-        ReleaseError: it failed; the message ends with the end of the output.
+        ReleaseError: the command failed; the message ends with the end of the output.
     """
     scripts = sysconfig.get_path("scripts")
     environment = os.environ | variables | {"PATH": f"{scripts}:{os.environ['PATH']}"}

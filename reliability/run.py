@@ -1,11 +1,11 @@
-"""Tries what docs/reliability.md promises, row by row, and writes what was found.
+"""Tests what docs/reliability.md promises, row by row, and writes what it found.
 
     python reliability/run.py                                    # a tenth of everything
     python reliability/run.py --depth deep --only R7,R11 --json reliability/results/FILE.json
     python reliability/run.py --publish                          # docs/reliability.md, from the records of results/
 
 Each row starts servers of its own on free ports of 127.0.0.1, with the default model (`penstock pull`) or a tiny random
-one, and ends them. A row that misses its target says so; the exit code is 1 then.
+model, and ends them. If a row misses its target, it says so and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "reliability.md"
 
 
 class _Bar:
-    """A progress bar whose length a row tells when it knows it."""
+    """A progress bar; the row sets its length once the row knows it."""
 
     def __init__(self, title: str) -> None:
         self._bar = tqdm(total=0, desc=title, disable=None, leave=False)
@@ -46,12 +46,12 @@ class _Bar:
         self._bar.update(count)
 
     def close(self) -> None:
-        """Take it off the screen."""
+        """Remove the bar from the screen."""
         self._bar.close()
 
 
 def try_row(row: Row, depth: Depth) -> dict[str, Any]:
-    """The entry of one row in a record."""
+    """Run one row, and return its entry in the record."""
     entry: dict[str, Any] = {
         "id": row.id,
         "target": row.target,
@@ -82,7 +82,7 @@ def try_row(row: Row, depth: Depth) -> dict[str, Any]:
 
 
 def measure(rows: list[Row], depth: Depth) -> dict[str, Any]:
-    """The record of a run; each row is said as soon as it is known."""
+    """Run the rows, and return the record; prints each row as soon as it is done."""
     record: dict[str, Any] = {"kind": "reliability", **provenance(), "depth": depth.value, "rows": []}
     for row in rows:
         entry = try_row(row, depth)
@@ -94,7 +94,7 @@ def measure(rows: list[Row], depth: Depth) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse, try, write."""
+    """Parse the options, run the rows, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depth", choices=[each.value for each in Depth], default="quick")
     parser.add_argument("--only", default="", metavar="R7,R11", help="these rows")
@@ -112,7 +112,7 @@ def main() -> None:
         rows = chosen(given.only)
     except ValueError as error:
         parser.error(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: no server is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: leaves no server behind
     record = measure(rows, Depth(given.depth))
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

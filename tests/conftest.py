@@ -1,4 +1,4 @@
-"""What every room's tests may use."""
+"""What the tests of every room may use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from served import Served
 
 if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever: kernels run on the CPU
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels run on the CPU
 
-gc.disable()  # until all tests are collected: nothing goes meanwhile, and looking through it takes half of the time
+gc.disable()  # until all tests are collected: nothing is freed meanwhile, and looking for garbage takes half the time
 
 TESTS = Path(__file__).parent
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -50,17 +50,17 @@ LENDERS = (
 
 for folder in LENDERS:
     sys.path.insert(0, str(TESTS / folder))
-for folder in ("bench", "docs"):  # scripts, and what they share; no part of the wheel
+for folder in ("bench", "docs"):  # scripts and what they share; not part of the wheel
     sys.path.insert(0, str(TESTS.parent / folder))
 
 
 def _share_processors(number: int, workers: int) -> None:
-    """Leave this process, and servers that it starts, its share of the processors: one or two of its own.
+    """Give this process, and the servers that it starts, its share of the processors: one or two of its own.
 
     By default an engine runs a thread on each processor that it may use. Two workers with two threads each on two
-    processors take three times the time: threads that wait for one another spin while the one they wait for has no
-    processor. What tests threads says how many it wants. Torch gets one thread unless a test asks for more, since its
-    idle threads would spin as well. It reads this when it is imported: nothing before may import it.
+    processors take three times as long: threads that wait for one another spin while the one they wait for has no
+    processor. Tests of threads say how many they want. Torch gets one thread unless a test asks for more, since its
+    idle threads would spin as well. Torch reads this when it is imported, so nothing may import it earlier.
     """
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["OMP_WAIT_POLICY"] = "passive"
@@ -84,7 +84,7 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 """Each HTTP client reads the authorities' certificates, 20 ms of work that 127.0.0.1 has no use for."""
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")  # how long an example takes says how busy the machine is, and nothing of the code
+settings.load_profile("patient")  # how long an example takes says how busy the machine is, and nothing about the code
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -94,13 +94,13 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, and have what tests start hear it, also where a shell began this in the background without it."""
+    """Hear Ctrl-C, here and in what tests start, even if a shell started this in the background with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave_to_deep(items: list[pytest.Item]) -> None:
-    """Mark cases `deep` that `one_in(n)` of their test leaves out: all but the first of every n, as collected."""
+    """Mark as `deep` the cases that their test's `one_in(n)` leaves out: all but the first of every n, as collected."""
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
         marker = item.get_closest_marker("one_in")
@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on memory is collected again, but for the tests themselves and what they import, which stay."""
+    """Collect garbage again from here on, except for the tests themselves and what they import, which stay."""
     gc.freeze()
     gc.enable()
 
@@ -138,9 +138,9 @@ def default_model() -> Path:
 
 @pytest.fixture(scope="session")
 def default_server(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`penstock serve` with hardly a flag but the port and where it records, in a process of its own.
+    """`penstock serve` with few flags besides the port and the trace, in a process of its own.
 
-    For all tests that ask for nothing else. `make test-hosting` adds an option by which the model is hosted.
+    Shared by all tests that need nothing else. `make test-hosting` adds an option that makes the model hosted.
     """
     from served import serve
 

@@ -1,4 +1,4 @@
-"""A fleet of replicas in made-up time: conversations, replicas with prefix caches, and routers that compete.
+"""Runs a fleet of replicas in simulated time: conversations, replicas with prefix caches, and competing routers.
 
-Nothing sleeps and nothing is computed, so a thousand replicas fit into minutes of one processor. No part of the wheel.
+Nothing sleeps and no model runs, so a thousand replicas take minutes on one processor. Not part of the wheel.
 """

@@ -1,15 +1,15 @@
-"""A day of a fleet: drawn after what is published of such days, or read from a trace.
+"""Makes a day of a fleet: drawn to match what is published about such days, or read from a trace.
 
-What the drawn day follows:
+The drawn day follows these sources:
 
-- The day's curve: services have nights (Stojkovic et al., "DynamoLLM", 2024, draws those of two of Azure's). Here it
-  is a cosine with its peak at noon, of 2.3 times the load at midnight.
+- The day's curve: the load of services falls at night (Stojkovic et al., "DynamoLLM", 2024, plots it for two of
+  Azure's). Here the curve is a cosine whose peak, at noon, is 2.3 times the load at midnight.
 - Lengths: half of Azure's conversation prompts have up to 1,020 tokens, half of the answers up to 129 (Patel et al.,
-  "Splitwise", 2024, the trace of 2023). Half of those drawn have up to about 1,000 and 128.
-- What prompts share: with endless memory, 62 % of the prompt tokens of a chat service would be found again, most of
-  them within ten minutes; and few beginnings are shared by many (Wang et al., "KVCache Cache in the Wild", 2025, the
-  trace that is published as Qwen-Bailian's). Drawn are two messages a conversation, four minutes from an answer to
-  the next message, and system prompts with Zipf-like shares; 65 % could be found.
+  "Splitwise", 2024, the trace of 2023). In the drawn day half have up to about 1,000 and 128.
+- Shared prefixes: with endless memory, 62 % of the prompt tokens of a chat service would hit the prefix cache, most of
+  them within ten minutes; and few prefixes are shared by many requests (Wang et al., "KVCache Cache in the Wild", 2025,
+  the trace that is published as Qwen-Bailian's). The drawn day has two messages a conversation, four minutes from an
+  answer to the next message, and system prompts with Zipf-like shares; 65 % of its prompt tokens could hit.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DAY_REPLICA = ReplicaConfig(
     step_target_ms=400,
     patience=120.0,
 )
-"""A model of eight billion weights on eight processors: an eighth of the speed at which a billion are read and decoded
-on two (`bench/results/2026-11-24-compare-llama-1b-q4_k_m.json`), times four for the processors."""
+"""A model of eight billion weights on eight processors: an eighth of the prefill and decode speed of a model of one
+billion on two (`bench/results/2026-11-24-compare-llama-1b-q4_k_m.json`), times four for the processors."""
 
 
 def drawn_day(requests: int) -> TraceConfig:
-    """A day with about so many messages."""
+    """Return a day with about `requests` messages."""
     return TraceConfig(
         seconds=DAY,
         requests_per_second=requests / DAY,
@@ -87,11 +87,11 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """The requests of a workload, made one by one as they come: a day's prompts need not be in memory at once.
+    """Makes the requests of a workload one by one as they arrive: a day's prompts need not be in memory at once.
 
     Attributes:
-        workload: which.
-        context: tokens of a request at most; longer ones are cut.
+        workload: the workload.
+        context: most tokens of a request; longer ones are cut.
     """
 
     workload: Workload
@@ -99,7 +99,7 @@ class TracedMessages:
 
     @property
     def seconds(self) -> float:
-        """From the first to the last."""
+        """Seconds from the first request to the last."""
         return (len(self.workload) - 1) / self.workload.rate
 
     def __len__(self) -> int:

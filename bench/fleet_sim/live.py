@@ -1,8 +1,8 @@
-"""Holds a trace's conversations with an engine in real time, and says what came of it.
+"""Holds a trace's conversations with an engine in real time, and returns the outcome.
 
-Texts are pieces of a book, drawn from the trace: a tenant's system prompt is the same in all its conversations, and a
-message is what was said before, answers included, and something new. Answers are greedy and have the length that the
-trace says, so they are the same whoever computes them.
+Texts are pieces of a book, chosen by the trace: a tenant's system prompt is the same in all its conversations, and a
+prompt repeats everything said before, answers included, and adds something new. Answers are greedy and have the length
+that the trace says, so they do not depend on which replica computes them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from penstock.contract.sampling import SamplingSpec
 __all__ = ["Held", "conversation_of", "hold"]
 
 CHARS = 4
-"""Characters of the book that are about a token."""
+"""Characters of the book that make about one token."""
 
 GREEDY = SamplingSpec((("temperature", 0.0),))
 
 
 @dataclass(slots=True)
 class Held:
-    """What came of the messages that were sent in the time that counts. Times are seconds.
+    """Counts the outcome of the messages that were sent while figures count. Times are seconds.
 
     Attributes:
-        first_token: from a message to the first token of its answer, of each that was answered.
-        whole: from a message to the end of its answer.
-        prompt_tokens: of these.
-        cached_tokens: of these, found in prefix caches.
-        failures: why a message was not answered, and how often.
+        first_token: time from each answered message to the first token of its answer.
+        whole: time from each answered message to the end of its answer.
+        prompt_tokens: prompt tokens of answered messages.
+        cached_tokens: how many of these were found in prefix caches.
+        failures: reasons why messages were not answered, with how often.
     """
 
     first_token: list[float] = field(default_factory=list)
@@ -51,21 +51,21 @@ class Held:
     failures: dict[str, int] = field(default_factory=dict)
 
     def answered(self, first_token: float, whole: float, usage: Usage) -> None:
-        """A message was answered."""
+        """Count a message that was answered."""
         self.first_token.append(first_token)
         self.whole.append(whole)
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
 
     def failed(self, reason: str) -> None:
-        """A message was not."""
+        """Count a message that was not answered."""
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def figures(self) -> dict[str, Any]:
-        """For a record.
+        """Return the figures for a record.
 
         Raises:
-            ValueError: nothing was answered.
+            ValueError: no message was answered.
         """
         failed = sum(self.failures.values())
         return {
@@ -83,7 +83,7 @@ class Held:
 
 
 def conversation_of(request_id: str) -> str:
-    """The name of the conversation to which a request belongs that `hold` sends."""
+    """Return the name of the conversation that a request sent by `hold` belongs to."""
     return request_id.partition("-")[0]
 
 
@@ -97,15 +97,15 @@ async def hold(
     most_tokens: int,
     patience: float = 60.0,
 ) -> Held:
-    """Have all conversations held, each beginning when it begins.
+    """Hold all conversations, each from its own time of beginning.
 
     Args:
-        client: who answers.
-        talks: who says what when.
-        book: where texts are taken from.
+        client: the engine that answers.
+        talks: the conversations: what is said, and when.
+        book: the text that messages are taken from.
         warm: seconds after which messages count.
-        ends: seconds after which none is sent any more.
-        most_tokens: a conversation ends before a message that could be longer, with its answer.
+        ends: seconds after which no message is sent.
+        most_tokens: most tokens of a prompt and its answer; a conversation ends before a message that could exceed it.
         patience: seconds after which a message without a whole answer has failed, and its conversation ends.
     """
     held, began = Held(), time.monotonic()
@@ -140,7 +140,7 @@ async def hold(
 
 
 async def _answer(client: EngineClient, request: EngineRequest, counts: Held) -> str:
-    """The text of an answer, whose times and usage are counted."""
+    """Return the text of an answer, and count its times and usage."""
     sent, first, text = time.monotonic(), 0.0, ""
     async with aclosing(client.generate(request)) as outputs:
         async for output in outputs:
@@ -158,7 +158,7 @@ async def _answer(client: EngineClient, request: EngineRequest, counts: Held) ->
 
 
 def _text(book: str, name: str, tokens: int) -> str:
-    """A piece of the book of about so many tokens, always the same for the same name."""
+    """Return a piece of the book of about `tokens` tokens, always the same for the same name."""
     length = tokens * CHARS
     begins = random.Random(name).randrange(len(book) - length)
     return book[begins : begins + length]

@@ -1,7 +1,7 @@
-"""A replica of a simulated fleet: the scheduler that serves, and a machine of round numbers for its steps.
+"""Makes a replica of a simulated fleet: the scheduler that serves, and a machine described by a few round numbers.
 
-How fast it reads and decodes is said by a few numbers instead of a measurement, so that everybody can tell what a
-figure follows from. The parts of a step (`penstock.core.step_time`) follow from them.
+These numbers, instead of a measurement, say how fast the replica prefills and decodes, so that everybody can tell what
+a figure follows from. The parts of a step (`penstock.core.step_time`) follow from them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from penstock.foresight.step_costs import Measurements, StepCosts
 __all__ = ["ReplicaConfig", "replica_engine"]
 
 _SURE = 0.01
-"""How far the parts of a step may be off in the scheduler's eyes, as a share: they are what steps really take."""
+"""The scheduler's uncertainty about the parts of a step, as a share: small, as steps take exactly these times."""
 
 _MANY = 1000
-"""Steps from which it has learned them."""
+"""Steps from which the scheduler has learned the parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaConfig:
-    """What a replica is like.
+    """Describes a replica.
 
     Attributes:
-        tokens_per_second: of prompts that it reads with nobody beside, apart from what each step takes.
-        slots: sequences at once.
-        blocks: of KV memory.
-        waiting: requests that it lets wait before it refuses more.
-        token_seconds: from a token of an answer to the next with one sequence; with all slots taken, twice as long.
-        step_tokens: that a step computes at most.
-        step_target_ms: that a step with prompts should take at most while somebody decodes.
-        context: tokens of a request at most.
-        patience: seconds after which somebody whose answer has not begun leaves.
+        tokens_per_second: prefill rate with no other sequence running, apart from the fixed time of each step.
+        slots: most sequences at once.
+        blocks: blocks of KV memory.
+        waiting: most requests in its queue; more are refused.
+        token_seconds: seconds between two tokens of an answer with one sequence; with all slots taken, twice as long.
+        step_tokens: most tokens of a step.
+        step_target_ms: most milliseconds that a step with prompts should take while a sequence decodes.
+        context: most tokens of a request.
+        patience: seconds after which a client whose answer has not begun leaves.
     """
 
     tokens_per_second: float = 4000.0
@@ -51,7 +51,7 @@ class ReplicaConfig:
     patience: float = 30.0
 
     def parts(self, speed: float = 1.0) -> KnownTimes:
-        """What the parts of a step take at so many times the speed."""
+        """Return how long the parts of a step take at `speed` times the speed."""
         row = self.token_seconds / self.slots
         decoding = Decoding(self.token_seconds - row, row, row, 0.0)
         seconds = tuple(each / speed for each in (*decoding, *Chunks(1 / self.tokens_per_second, 0.0)))
@@ -59,11 +59,11 @@ class ReplicaConfig:
 
 
 def replica_engine(config: ReplicaConfig, speed: float = 1.0, *, every: bool = False) -> SimulatedEngine:
-    """An engine without any work.
+    """Return a simulated engine without any work.
 
     Args:
-        config: what it is like.
-        speed: that many times as fast.
+        config: describes the replica.
+        speed: makes the replica this many times as fast.
         every: see `SimulatedEngine`.
     """
     known = config.parts(speed)

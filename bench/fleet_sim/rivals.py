@@ -1,6 +1,6 @@
-"""Routers that ours is compared with, each in its own words.
+"""Routers that ours is compared with.
 
-All know of a replica how many requests it has at this moment, as if asking took no time, which is more than ours knows.
+All of them know how many requests each replica has at this moment, as if asking took no time: more than ours knows.
 """
 
 # ruff: noqa: ARG002 (all are told everything; some need little of it)
@@ -27,10 +27,10 @@ class Asked:
     """A request as routers see it.
 
     Attributes:
-        conversation: what a header may say of it.
-        keys: of the prompt's full blocks.
-        tokens: of the prompt.
-        now: seconds.
+        conversation: the number of its conversation, as a header may say it.
+        keys: the keys of the prompt's full blocks.
+        tokens: the prompt's length.
+        now: the time, in seconds.
     """
 
     conversation: int
@@ -40,37 +40,37 @@ class Asked:
 
 
 class Contender(Protocol):
-    """A router that takes part. Replicas are named by their numbers, in decimal.
+    """A router in the comparison. Replicas are named by their numbers, in decimal.
 
     Attributes:
-        reads_reports: whether it reads what replicas say of themselves.
+        reads_reports: whether it reads the reports of replicas.
     """
 
     reads_reports: bool
 
     def set_replicas(self, names: Sequence[str]) -> None:
-        """These exist now."""
+        """Take the names of the replicas that exist now."""
 
     def report(self, name: str, load: ReplicaLoad, now: float) -> None:
-        """A replica said this of itself."""
+        """Take a replica's report of its load."""
 
     def rank(self, asked: Asked) -> Sequence[str]:
-        """Whom to offer the request, in order; as many as the router would try."""
+        """Return the replicas to offer the request to, in order; as many as the router would try."""
 
     def sent(self, name: str, asked: Asked) -> None:
-        """It went there."""
+        """Note that the request went to a replica."""
 
     def ended(self, name: str, tokens: int, now: float) -> None:
-        """It is over."""
+        """Note that a request of a replica has ended."""
 
     def size(self) -> int:
-        """How many beginnings of prompts it remembers."""
+        """Return how many prefixes it remembers."""
 
 
 class Ours:
     """`penstock.routing.Router`, which reads reports that are up to half a second old.
 
-    A replica reports only when it has decided something (`FleetConfig`), so silence says nothing of it.
+    A replica reports only when it has decided something (`FleetConfig`), so its silence means nothing.
     """
 
     reads_reports = True
@@ -104,10 +104,10 @@ class Ours:
 
 
 class Rival:
-    """What the others have in common.
+    """Base class of the other routers.
 
     Args:
-        at_once: how many requests a replica has now.
+        at_once: returns how many requests a replica has now.
     """
 
     tries = 3
@@ -134,7 +134,7 @@ class Rival:
         return 0
 
     def two_choices(self, names: Sequence[str]) -> list[str]:
-        """Of two drawn at random the one with fewer requests; as often as a request is tried (Mitzenmacher 2001)."""
+        """Draw two at random and pick the one with fewer requests, once for each try (Mitzenmacher 2001)."""
         picked = []
         for _ in range(self.tries):
             two = self.random.sample(names, min(2, len(names)))
@@ -143,7 +143,7 @@ class Rival:
 
 
 class RoundRobin(Rival):
-    """One after the other."""
+    """Takes the replicas in turn."""
 
     turn = -1
 
@@ -160,7 +160,7 @@ class TwoChoices(Rival):
 
 
 class LeastRequests(Rival):
-    """Whoever has the fewest requests."""
+    """Takes the replica with the fewest requests."""
 
     def rank(self, asked: Asked) -> Sequence[str]:
         order = sorted(self.names, key=lambda name: (self.at_once(name), self.random.random()))
@@ -172,7 +172,8 @@ class Hashing(Rival):
 
     Args:
         by: `conversation` or `prefix`.
-        bound: a replica with more than so many times the mean number of requests is passed over (Mirrokni et al. 2018).
+        bound: passes over a replica that would get more than this many times the mean number of requests (Mirrokni et
+            al. 2018).
     """
 
     points = 100
@@ -211,16 +212,16 @@ class Hashing(Rival):
 
 
 class RayPrefix(Rival):
-    """The decisions of Ray Serve's `PrefixCacheAffinityRouter`, as its documentation describes them.
+    """Decides as Ray Serve's `PrefixCacheAffinityRouter` does, following its documentation.
 
-    While the longest and the shortest queue differ by no more than the threshold: if at least a tenth of the prompt
-    begins as one that was sent before, one of the replicas that got the longest such beginning; else one of those with
-    the smallest trees. Beyond the threshold, and among several, two choices. Prompts are text here, as it needs them:
-    those that are given as token ids it divides by zero on.
+    While the longest and the shortest queue differ by no more than the threshold: if at least a tenth of the prompt is
+    a prefix that was sent before, take one of the replicas that got the longest such prefix; otherwise take one of the
+    replicas with the smallest trees. Beyond the threshold, and among several replicas, the power of two choices
+    decides. Prompts count as text here, because Ray's router divides by zero on prompts of token ids.
 
     Args:
         threshold: `imbalanced_threshold`.
-        most: tokens that a replica's tree keeps (`eviction_threshold_chars`, in tokens); infinity evicts nothing.
+        most: most tokens in a replica's tree (`eviction_threshold_chars`, in tokens); infinity evicts nothing.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ def _place(key: bytes) -> int:
 
 
 CHARS = 4
-"""Characters a token, by which Ray's limits in characters are converted."""
+"""Characters per token, to convert Ray's limits, which are in characters."""
 
 RIVALS: dict[str, Callable[[int, Callable[[str], int]], Contender]] = {
     "ours": lambda seed, _: Ours(seed),
@@ -293,4 +294,4 @@ RIVALS: dict[str, Callable[[int, Callable[[str], int]], Contender]] = {
     "Ray's prefix router, threshold 16": lambda seed, at_once: RayPrefix(seed, at_once, 16, 400_000 / CHARS),
     "Ray's prefix router, threshold 32": lambda seed, at_once: RayPrefix(seed, at_once, 32, 400_000 / CHARS),
 }
-"""Name -> makes one, from a seed and what says how many requests a replica has."""
+"""Name -> a function that makes the router, from a seed and a function that counts a replica's requests."""

@@ -1,7 +1,7 @@
-"""Runs a trace through a fleet and a router, event by event, and says what came of it.
+"""Runs a trace through a fleet and a router, event by event, and returns the outcome.
 
-Replicas are simulated engines (`penstock.foresight`): the scheduler that serves, on a simulated clock. What costs time
-here are their decisions and the messages, not the replicas and not the seconds.
+Replicas are simulated engines (`penstock.foresight`): the scheduler that serves, on a simulated clock. A simulation's
+own run time grows with their decisions and the messages, not with the number of replicas or simulated seconds.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ __all__ = ["FleetConfig", "Outcome", "Talk", "simulate"]
 
 
 class Talk(Protocol):
-    """Messages of which each comes some time after the answer to the one before."""
+    """A conversation: each message comes some time after the answer to the message before."""
 
     number: int
     begins: float
     turns: Sequence[Turn]
 
     def tokens(self, turn: int) -> int:
-        """Of the prompt of a turn."""
+        """Return the length in tokens of the prompt of a turn."""
 
     def prompt(self, turn: int) -> tuple[int, ...]:
-        """These tokens."""
+        """Return the tokens of the prompt of a turn."""
 
     def answer(self, turn: int) -> tuple[int, ...]:
-        """The tokens of the answer to it, as far as they are known."""
+        """Return the tokens of a turn's answer, as far as they are known."""
 
     def keys(self, tokens: int) -> Sequence[bytes]:
-        """The keys of the full blocks of its first `tokens` tokens."""
+        """Return the keys of the full blocks of the conversation's first `tokens` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """The fleet.
+    """Describes the fleet.
 
     Attributes:
-        replicas: how many.
-        fronts: routers that do not speak to each other; each request comes to one of them by chance.
+        replicas: number of replicas.
+        fronts: number of routers, which do not talk to each other; each request arrives at a random one.
         slow: share of replicas with half the speed.
-        report_every: seconds between a replica's reports. One that has decided nothing since would repeat itself, and
-            does not report.
-        report_delay: seconds that a report travels.
+        report_every: seconds between a replica's reports. A replica that has decided nothing since its last report
+            would repeat it, and does not report.
+        report_delay: seconds that a report takes to arrive.
         warm: second from which figures count.
-        ends: second after which nobody asks any more; what was asked is answered.
+        ends: second after which no message is sent; messages sent before are still answered.
         losses: seconds at which one replica is lost; a new one takes its place 20 s later.
     """
 
@@ -74,24 +74,24 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run, of what was asked from `FleetConfig.warm` until `FleetConfig.ends`.
+    """Holds the outcome of a run, for messages sent from `FleetConfig.warm` until `FleetConfig.ends`.
 
     Attributes:
-        first_token: seconds from a message to the first token of its answer, of each that was answered.
-        whole: the same to the end of the answer.
-        prompt_tokens: of these.
-        cached_tokens: of these, found in the prefix caches.
-        refused: requests that nobody took.
-        left: requests whose sender left before the first token.
-        served: requests of each replica.
+        first_token: seconds from each answered message to the first token of its answer.
+        whole: seconds from each answered message to the end of its answer.
+        prompt_tokens: prompt tokens of answered messages.
+        cached_tokens: how many of these were found in the prefix caches.
+        refused: requests that no replica took.
+        left: requests whose client left before the first token.
+        served: requests that each replica served.
         busy: seconds in which each replica computed.
-        stayed: turns that went to the replica of the turn before, of `followed`.
+        stayed: how many of the `followed` turns went to the replica of the turn before.
         followed: turns after the first of a conversation.
-        remembered: beginnings of prompts that the routers remember at the end.
+        remembered: prefixes that the routers remember at the end.
         asked: messages in the whole run.
-        steps: of all replicas, in the whole run.
-        planned: those of them that a scheduler planned one by one.
-        events: of the run beside, such as messages and reports.
+        steps: steps of all replicas in the whole run.
+        planned: how many of these steps a scheduler planned one by one.
+        events: other events of the simulation, for example messages and reports.
     """
 
     first_token: list[float] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Outcome:
     events: int = 0
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """For a record. `seconds` is how long it took, in the simulation."""
+        """Return the figures for a record. `seconds` is how long the run took, in simulated time."""
         return {
             "requests": len(self.first_token) + self.refused + self.left,
             "cached_share": self.cached_tokens / max(1, self.prompt_tokens),
@@ -137,8 +137,8 @@ class _Job(NamedTuple):
     """A message that a replica has.
 
     Attributes:
-        talk, turn: which.
-        front: who sent it.
+        talk, turn: the conversation, and the message's turn in it.
+        front: the router that sent it to the replica.
         came: when the client sent it.
         counts: whether figures count it.
     """
@@ -203,19 +203,19 @@ class _Run:
         return self.outcome
 
     def reset(self) -> None:
-        """From here on, what replicas did counts."""
+        """Count what replicas do from here on."""
         self.outcome.served = [0] * self.config.replicas
         self.outcome.busy = [-engine.busy for engine in self.fleet.engines]
 
     def retire(self, index: int) -> None:
-        """Add up what an engine did that is there no more."""
+        """Add up what an engine did that leaves the fleet."""
         engine = self.fleet.engines[index]
         self.outcome.busy[index] += engine.busy
         self.outcome.steps += engine.steps
         self.outcome.planned += engine.planned
 
     def expect(self) -> None:
-        """Note when the next talk begins."""
+        """Schedule the beginning of the next conversation."""
         talk = next(self.talks, None)
         if talk is not None:
             self.at(talk.begins, self.begin, talk)
@@ -225,7 +225,7 @@ class _Run:
         self.ask(talk, 0)
 
     def ask(self, talk: Talk, turn: int, came: float | None = None) -> None:
-        """A message arrives at a front, or comes back to it because its replica was lost."""
+        """Bring a message to a router, or bring it back because its replica was lost."""
         tokens, answer = talk.tokens(turn), talk.turns[turn].answer
         if self.now > self.config.ends or tokens + answer > self.config.replica.context:
             self.where.pop(talk.number, None)
@@ -257,7 +257,7 @@ class _Run:
         self.fleet.offer(index, Arrival(self.now, request, job.talk.answer(job.turn), patience))
 
     def collect(self, index: int) -> None:
-        """See what an engine's last decision brought."""
+        """Take what an engine's last decision brought about."""
         engine = self.fleet.engines[index]
         for served in engine.served:
             self.at(max(self.now, served.ended), self.end, index, served)
@@ -271,7 +271,7 @@ class _Run:
         self.report_soon(index)
 
     def end(self, index: int, served: Served) -> None:
-        """An answer is complete."""
+        """Complete an answer."""
         job = self.jobs[index].pop(served.id, None)
         if job is None:
             return  # its replica was lost
@@ -289,7 +289,7 @@ class _Run:
             self.where.pop(job.talk.number, None)
 
     def leave(self, index: int, seq_id: str) -> None:
-        """A sender lost patience, and says no more."""
+        """End the conversation of a client that lost patience."""
         job = self.jobs[index].pop(seq_id)
         self.at_once[str(index)] -= 1
         job.front.ended(str(index), job.talk.tokens(job.turn), self.now)
@@ -297,7 +297,7 @@ class _Run:
         self.where.pop(job.talk.number, None)
 
     def report_soon(self, index: int) -> None:
-        """Let a replica that has decided something say so when its next report is due."""
+        """Have a replica that has decided something report when its next report is due."""
         if self.reports and not self.reporting[index]:
             self.reporting[index] = True
             every = self.config.report_every
@@ -315,14 +315,14 @@ class _Run:
             front.report(str(index), load, self.now)
 
     def set_replicas(self, new: Sequence[int] | None = None) -> None:
-        """Tell the fronts who exists, and what those say of themselves that are new; all if None."""
+        """Tell the routers which replicas exist, and the load of new ones; of all if `new` is None."""
         for front in self.fronts:
             front.set_replicas([str(each) for each in self.there])
         for index in self.there if new is None else new:
             self.reported(index, self.fleet.engines[index].load())
 
     def lose(self) -> None:
-        """A replica is gone: what it had goes through a router again, and another takes its place after a while."""
+        """Lose a replica: its messages go through a router again, and another replica takes its place after a while."""
         index = self.random.choice(list(self.there))
         del self.there[index]
         self.retire(index)
@@ -347,13 +347,13 @@ def simulate(
     seed: int = 0,
     tick: Callable[[float], object] = lambda _: None,
 ) -> Outcome:
-    """Have all conversations held.
+    """Simulate all conversations.
 
     Args:
         config: the fleet.
-        talks: who says what when, in the order in which they begin.
-        make: makes a front's router, from a seed and what says how many requests a replica has.
-        seed: of what is left to chance beside the conversations.
+        talks: the conversations, in the order in which they begin.
+        make: makes a router, from a seed and a function that counts a replica's requests.
+        seed: seeds everything that is random besides the conversations.
         tick: called with the time of each message.
     """
     return _Run(config, talks, make, seed, tick).run()

@@ -1,8 +1,8 @@
-"""Conversations that share beginnings: who says what when, drawn from a seed.
+"""Draws conversations that share prefixes from a seed: which tenant says what, and when.
 
-Tenants have system prompts and Zipf-like shares of the conversations; conversations arrive at random, now and then in a
-burst of which half belongs to one tenant; each turn repeats all that was said before. When the next turn comes depends
-on when the answer ends, so the trace holds only what somebody thinks and says.
+Tenants have system prompts and Zipf-like shares of the conversations. Conversations arrive at random, now and then in a
+burst, half of which belongs to one tenant. Each turn repeats everything said before. When the next turn comes depends
+on when the answer ends, so a turn holds only the time to think and the lengths of the message and its answer.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from itertools import accumulate
 __all__ = ["BLOCK", "DAY", "Conversation", "TraceConfig", "Turn", "conversations"]
 
 BLOCK = 64
-"""Tokens a block: more than the engine's 16, so that a simulation of thousands of requests takes minutes."""
+"""Tokens per block: more than the engine's 16, so that a simulation of thousands of requests takes minutes."""
 
 DAY = 86_400.0
 _OWN = 1 << 40
-"""Made-up tokens of a conversation's own begin here; before are those of system prompts."""
+"""First made-up token of conversations; the tokens before it belong to system prompts."""
 _MOST_TOKENS = 1 << 20
-"""Of a conversation, or of a system prompt: so many made-up tokens belong to each."""
+"""Number of made-up tokens that belong to each conversation or system prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
-    """What the conversations are like.
+    """Describes the conversations.
 
     Attributes:
-        seconds: in which conversations begin, from the first on.
-        requests_per_second: turns a second on average, once as many end as begin.
-        tenants: that have a system prompt each.
-        zipf: the tenant of rank r has a share in proportion to r to the power of minus this.
-        system_tokens: median of a system prompt.
-        said_tokens: median of a message.
-        answer_tokens: median of an answer.
-        turns: mean of a conversation.
+        seconds: length of the time in which conversations begin.
+        requests_per_second: turns a second on average, once as many conversations end as begin.
+        tenants: number of tenants; each has a system prompt.
+        zipf: the share of the tenant of rank r is in proportion to r to the power of minus this.
+        system_tokens: median length of a system prompt.
+        said_tokens: median length of a message.
+        answer_tokens: median length of an answer.
+        turns: mean number of turns of a conversation.
         think_seconds: mean time from an answer's end to the next message.
-        burst_every: seconds from the beginning of a burst to that of the next.
-        burst_seconds: how long one lasts.
-        burst_factor: how many times as many conversations begin in it.
+        burst_every: seconds from the beginning of a burst to the beginning of the next.
+        burst_seconds: length of a burst.
+        burst_factor: how many times as many conversations begin in a burst.
         night: how many conversations begin at the quietest moment of a day of `DAY` seconds, as a share of the most;
-            1 for as many at all times.
+            1 for no night.
     """
 
     seconds: float
@@ -65,7 +65,7 @@ class TraceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message: its tokens, those of its answer, and the seconds of thinking before it (0.0 for the first)."""
+    """One message: its length, the length of its answer, and the seconds of thinking before it (0.0 for the first)."""
 
     said: int
     answer: int
@@ -74,14 +74,14 @@ class Turn:
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation. Its prompt at a turn is the system prompt and all that was said before.
+    """One conversation. Its prompt at a turn is the system prompt and everything said so far.
 
     Attributes:
-        number: from 0 on.
+        number: counts conversations from 0.
         tenant: the rank of its tenant.
         begins: second of the first message.
-        system: tokens of the system prompt.
-        turns: in order.
+        system: length of the system prompt in tokens.
+        turns: its turns in order.
     """
 
     number: int
@@ -92,22 +92,22 @@ class Conversation:
     _keys: list[bytes] = field(default_factory=list)
 
     def tokens(self, turn: int) -> int:
-        """Of the prompt of a turn."""
+        """Return the length of the prompt of a turn."""
         return self.system + sum(each.said + each.answer for each in self.turns[:turn]) + self.turns[turn].said
 
     def prompt(self, turn: int) -> tuple[int, ...]:
-        """Made-up tokens of the prompt of a turn: the system prompt's are those of the tenant."""
+        """Return made-up tokens of the prompt of a turn; a tenant's conversations share those of its system prompt."""
         tenant, own = self.tenant * _MOST_TOKENS, _OWN + self.number * _MOST_TOKENS
         tokens = self.tokens(turn)
         return (*range(tenant, tenant + self.system), *range(own + self.system, own + tokens))
 
     def answer(self, turn: int) -> tuple[int, ...]:
-        """Made-up tokens of the answer to it, which later prompts repeat."""
+        """Return made-up tokens of a turn's answer, which later prompts repeat."""
         first = _OWN + self.number * _MOST_TOKENS + self.tokens(turn)
         return tuple(range(first, first + self.turns[turn].answer))
 
     def keys(self, tokens: int) -> list[bytes]:
-        """The keys of the full blocks of its first `tokens` tokens: the system prompt's are those of the tenant."""
+        """Return the keys of the full blocks of its first `tokens` tokens; a tenant's conversations share the first."""
         shared = self.system // BLOCK
         for place in range(len(self._keys), tokens // BLOCK):
             owner = -1 - self.tenant if place < shared else self.number
@@ -116,7 +116,7 @@ class Conversation:
 
 
 def conversations(config: TraceConfig, seed: int) -> list[Conversation]:
-    """In the order in which they begin."""
+    """Draw conversations, in the order in which they begin."""
     rng = random.Random(seed)
     weights = list(accumulate((rank + 1) ** -config.zipf for rank in range(config.tenants)))
     systems = [_about(rng, config.system_tokens, 0.7, 64, 8000) for _ in range(config.tenants)]
@@ -128,7 +128,7 @@ def conversations(config: TraceConfig, seed: int) -> list[Conversation]:
 
 
 def _beginnings(config: TraceConfig, rng: random.Random) -> Iterator[tuple[float, int | None]]:
-    """When conversations begin, and, in a burst, the tenant to which half of them belong."""
+    """Yield when conversations begin, and, in a burst, the tenant that half of them belong to."""
     now, burst, hot = 0.0, -1, 0
     usual = config.requests_per_second / config.turns
     usual /= 1 + (config.burst_factor - 1) * config.burst_seconds / config.burst_every
@@ -146,7 +146,7 @@ def _beginnings(config: TraceConfig, rng: random.Random) -> Iterator[tuple[float
 
 
 def _awake(night: float, now: float, rng: random.Random) -> bool:
-    """Whether a conversation begins that would at the busiest moment, noon: the curve is a cosine."""
+    """Draw whether a conversation that would begin at the busiest moment, noon, begins now: the curve is a cosine."""
     if night >= 1.0:
         return True
     share = night + (1 - night) * (1 - math.cos(2 * math.pi * now / DAY)) / 2

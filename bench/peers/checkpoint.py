@@ -1,7 +1,7 @@
 """Writes a GGUF file's model as a directory of bfloat16 safetensors, for engines that read nothing else.
 
-Run as a script by an interpreter that has transformers and gguf, never imported: it knows nothing of Penstock, so that
-what the other engines compute on was not read by us. The numbers are those of the file's blocks, multiplied out.
+Run as a script by an interpreter that has transformers and gguf, never imported: it uses nothing of Penstock, so that
+Penstock has no part in reading what the other engines compute on. The weights are the file's blocks, dequantised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, quantization_config=plain, **place
     )
-    model.hf_quantizer = None  # what it would restore is not wanted: the weights are plain numbers by now
+    model.hf_quantizer = None  # or it would restore the quantised form: the weights are plain numbers by now
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(str(options.target))

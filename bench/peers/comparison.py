@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A contender's measurements: `rounds[r][s]` is its run at the s-th number of streams in round r."""
+    """Holds a contender's measurements: `rounds[r][s]` is its run at the s-th number of streams in round r."""
 
     name: str
     ours: bool
@@ -52,7 +52,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Who was measured, ours first, and who was not, and why."""
+    """Holds the contenders that were measured, ours first, and those that were not, with the reasons."""
 
     setting: Setting
     standings: tuple[Standing, ...]
@@ -69,18 +69,18 @@ def compare(
 ) -> Comparison:
     """Measure all contenders in `repeats` rounds.
 
-    A peer that fails is left out from then on and listed with its reason; ours must not fail.
+    A peer that fails is left out from then on and listed with its reason; a contender of ours must not fail.
 
     Args:
         contenders: ours first.
-        setting: what each is run with.
-        repeats: rounds.
-        announce: called with a line before each trial and run, and its output rates after it.
+        setting: what each contender is run with.
+        repeats: the number of rounds.
+        announce: called with a line before each trial and run, and with its output rates after it.
         execute: runs a command and returns what it printed.
-        trials: rounds of trials between alternative flags.
+        trials: the number of rounds of trials between alternative flags.
 
     Raises:
-        EngineFault: one of ours failed.
+        EngineFault: a contender of ours failed.
     """
     failed: dict[str, str] = {}
     chosen: dict[str, tuple[str, ...]] = {}
@@ -113,7 +113,7 @@ def compare(
 
 
 def in_turn(contenders: Sequence[T], number: int) -> list[T]:
-    """The order of a round: each begins one further on."""
+    """Return the order of a round: each round begins one contender further on."""
     first = number % len(contenders)
     return [*contenders[first:], *contenders[:first]]
 
@@ -121,14 +121,14 @@ def in_turn(contenders: Sequence[T], number: int) -> list[T]:
 def choose_flags(
     contender: Contender, setting: Setting, announce: Callable[[str], None], execute: Execute, trials: int = TRIALS
 ) -> tuple[str, ...]:
-    """The fastest alternative by short trials in turns, or an earlier one which it does not beat in every round.
+    """Choose the fastest flags by short trials in turns, or earlier flags that they do not beat in every round.
 
-    A trial's speed is the geometric mean of its output rates over the numbers of streams; the median of all rounds
-    says which is the fastest. What does not lose every round to it is as fast, as far as trials can tell: the earliest
-    of them is taken, as what is listed first is the default. Flags with which a peer fails are none for this machine.
+    A trial's speed is the geometric mean of its output rates over the numbers of streams; the fastest flags have the
+    highest median over all rounds. Flags that do not lose every round to the fastest are as fast, as far as trials can
+    tell: the earliest of them are chosen, because the default comes first. Flags that make a peer fail are dropped.
 
     Raises:
-        EngineFault: it failed with all of them, or is ours.
+        EngineFault: the contender failed with all flags, or failed and is ours.
     """
     if len(contender.alternatives) == 1:
         return contender.alternatives[0]
@@ -155,7 +155,7 @@ def choose_flags(
 
 
 def _fastest(speeds: Mapping[tuple[str, ...], Sequence[float]]) -> tuple[str, ...]:
-    """The first flags that the ones with the highest median do not beat in every round."""
+    """Return the first flags that the flags with the highest median do not beat in every round."""
     highest = max(speeds.values(), key=median)
     return next(flags for flags, found in speeds.items() if not all(a > b for a, b in zip(highest, found, strict=True)))
 
@@ -165,10 +165,10 @@ def _flags_text(flags: Sequence[str]) -> str:
 
 
 def measure(contender: Contender, setting: Setting, flags: Sequence[str], execute: Execute) -> Measured:
-    """One process of a contender.
+    """Run one process of a contender.
 
     Raises:
-        EngineFault: it failed, or did not print the runs that it was asked for.
+        EngineFault: the process failed, or did not print the runs that it was asked for.
     """
     printed = execute(contender.command(setting, flags))
     try:
@@ -186,17 +186,17 @@ def _standing(contender: Contender, chosen: tuple[str, ...], measured: Sequence[
 
 
 def ratios(ours: Standing, theirs: Standing, stream_index: int, rate: str) -> Spread:
-    """Our rate over theirs, round by round."""
+    """Divide our rate by theirs, round by round."""
     pairs = zip(ours.rounds, theirs.rounds, strict=True)
     return Spread.of([getattr(a[stream_index], rate) / getattr(b[stream_index], rate) for a, b in pairs])
 
 
 def compare_record(comparison: Comparison, limits: Limits | None = None) -> dict[str, Any]:
-    """The comparison as JSON: every contender's rows, the ratios of each of ours to it, and best against best.
+    """Return the comparison as JSON: every contender's rows, the ratio of each of ours to it, and best against best.
 
     Args:
-        comparison: of at least one contender of ours.
-        limits: the machine's; with them the rows of ours say what share of it they reached.
+        comparison: holds at least one contender of ours.
+        limits: the machine's limits; with them our rows say what share of the limit they reached.
     """
     setting, standings = comparison.setting, comparison.standings
     ours = [each for each in standings if each.ours]
@@ -241,7 +241,7 @@ def _triple(spread: Spread) -> list[float]:
 
 
 def best_against_best(standings: Sequence[Standing], streams: Sequence[int]) -> list[dict[str, Any]]:
-    """For each number of streams and each rate: the quickest of ours by the median, that of the peers, their ratio."""
+    """Find, for each number of streams and each rate, our fastest and the fastest peer by median, and their ratio."""
     ours, peers = ([each for each in standings if each.ours is own] for own in (True, False))
     if not peers:
         return []
@@ -262,9 +262,9 @@ def best_against_best(standings: Sequence[Standing], streams: Sequence[int]) -> 
 
 
 def compare_table(record: dict[str, Any]) -> str:
-    """The record for people: for each number of streams the fastest in output tokens first, then best against best.
+    """Show the record as a table: for each number of streams by output rate, fastest first; then best against best.
 
-    Ratios are those of the first of ours.
+    Ratios are those of our first contender.
     """
     baseline = next(each["name"] for each in record["contenders"] if each["ours"])
     width = max(len(each["name"]) for each in record["contenders"])

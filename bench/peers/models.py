@@ -1,7 +1,7 @@
-"""The model in the formats that other engines read: converted once, by their own tools, and kept beside them.
+"""Converts the model to the formats that other engines read: once, by their own tools, and keeps it beside them.
 
-llama-quantize makes other bit widths, transformers a directory of bfloat16, optimum-intel OpenVINO's format with
-weights rounded by its own means. A file gets its final name, which tells what it was made from, once it is complete.
+llama-quantize makes other bit widths, transformers a directory of bfloat16, and optimum-intel OpenVINO's format, whose
+weights it rounds itself. A file gets its final name, which tells what it was made from, once it is complete.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ GGUF_WIDTHS = ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1")
 """Bit widths that a GGUF file can be converted to, the widest first."""
 
 EXPORTED_WIDTHS = {"fp16": ("fp16",), "int8": ("int8",), "int4": ("int4", "--group-size", "64")}
-"""Bit widths of weights that OpenVINO's own exporter writes, in its words: groups must divide a layer's width."""
+"""Bit widths of weights that OpenVINO's own exporter writes, as its options: groups must divide a layer's width."""
 
 _WRITE_CHECKPOINT = Path(__file__).with_name("checkpoint.py")
 
 
 def gguf(folder: Path, model: Path, width: str) -> Path:
-    """A GGUF file in another bit width.
+    """Return the GGUF file in another bit width.
 
     Raises:
         NotInstalledError: llama-quantize is missing.
-        EngineFault: it failed.
+        EngineFault: llama-quantize failed.
     """
     quantize = program(folder, "llama.cpp", "llama-quantize", "to convert the model")
     return convert(quantize, model, width, folder / "models")
 
 
 def convert(quantize: Path, model: Path, width: str, target_folder: Path) -> Path:
-    """The file in another bit width."""
+    """Convert the file to another bit width."""
 
     def make(partial: Path) -> None:
         run([str(quantize), "--allow-requantize", str(model), str(partial), width])
@@ -48,11 +48,11 @@ def convert(quantize: Path, model: Path, width: str, target_folder: Path) -> Pat
 
 
 def checkpoint(folder: Path, model: Path) -> Path:
-    """The model as a directory of safetensors: itself, or its numbers in bfloat16 where it is a GGUF file.
+    """Return the model as a directory of safetensors: the directory itself, or a GGUF file's numbers in bfloat16.
 
     Raises:
         NotInstalledError: transformers is missing.
-        EngineFault: it failed.
+        EngineFault: the conversion failed.
     """
     if model.is_dir():
         return model
@@ -65,11 +65,11 @@ def checkpoint(folder: Path, model: Path) -> Path:
 
 
 def exported(folder: Path, model: Path, width: str) -> Path:
-    """The model in OpenVINO's format, its weights in one of `EXPORTED_WIDTHS`.
+    """Return the model in OpenVINO's format, with weights in one of `EXPORTED_WIDTHS`.
 
     Raises:
         NotInstalledError: optimum-intel or transformers is missing.
-        EngineFault: it failed.
+        EngineFault: the conversion failed.
     """
     python, source = program(folder, "optimum-intel"), checkpoint(folder, model)
 
@@ -88,10 +88,10 @@ def exported(folder: Path, model: Path, width: str) -> Path:
 
 
 def transformers_python(folder: Path) -> Path:
-    """The interpreter of transformers: in its own environment, or ours where the packages happen to be there.
+    """Find an interpreter with transformers: its own environment's, or ours if that happens to have the packages.
 
     Raises:
-        NotInstalledError: neither.
+        NotInstalledError: there is neither.
     """
     try:
         return program(folder, "transformers")
@@ -102,7 +102,7 @@ def transformers_python(folder: Path) -> Path:
 
 
 def _made_once(model: Path, target_folder: Path, ending: str, make: Callable[[Path], None]) -> Path:
-    """A file or directory made from `model`, unless it is there; `make` is given a name to write to."""
+    """Make a file or directory from `model`, unless it exists; `make` is given a name to write to."""
     status = model.stat()
     digest = hashlib.sha256(f"{model.resolve()}/{status.st_size}/{status.st_mtime_ns}".encode()).hexdigest()[:8]
     target = target_folder / f"{model.stem if model.is_file() else model.name}.{digest}.{ending}"

@@ -1,12 +1,12 @@
-"""Quality of llama.cpp's formats: its own `llama-perplexity`, scored against our float32 logits on the same tokens.
+"""Measures the quality of llama.cpp's formats: `llama-perplexity` scores them against our float32 logits, same tokens.
 
 `llama-perplexity --kl-divergence` compares a model with a file of base logits, which carries the tokens too. We write
 that file, so reference, tokens, chunks and scored positions are ours; the arithmetic is llama.cpp's (log probabilities
-in 16 bits; tokens less likely than e^-16 are left out). The file takes 2 bytes a token of the vocabulary and position:
-25 MB a chunk of 512 for a vocabulary of 49152.
+in 16 bits; tokens less likely than e^-16 are left out). The file takes 2 bytes for each scored position and each token
+of the vocabulary: 25 MB for a chunk of 512 and a vocabulary of 49152.
 
 Layout (llama.cpp, `tools/perplexity/perplexity.cpp`), little-endian: `_logits_`, int32 context, vocabulary, number of
-chunks; int32 tokens of all chunks; for each scored position what `exec.divergence.sixteen_bit_log_probs` says.
+chunks; int32 tokens of all chunks; for each scored position what `exec.divergence.sixteen_bit_log_probs` returns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.exec.divergence import sixteen_bit_log_probs, sixteen_bit_nll
 __all__ = ["DEFAULT_PEERS", "find_peer_model", "perplexity_command", "read_perplexity", "score_peer", "write_base"]
 
 DEFAULT_PEERS = ("llama.cpp", "llama.cpp:F32", "llama.cpp:Q8_0", "llama.cpp:Q4_0")
-"""The file as it is, the check that both engines mean the same by float32, and the usual quantised formats."""
+"""The file as it is; F32, which checks that both engines mean the same by float32; and the usual quantised formats."""
 
 _FIGURES = {
     "kl_mean": r"Mean +KLD: *(\S+) ± *(\S+)",
@@ -42,17 +42,17 @@ _FIGURES = {
     "reference_perplexity": r"Mean PPL\(base\) *: *(\S+)",
     "log_ratio": r"Mean ln\(PPL\(Q\)/PPL\(base\)\) *: *(\S+) ± *(\S+)",
 }
-"""What is read, by the name of the figure in `Quality`."""
+"""Patterns of the figures that are read, by their names in `Quality`."""
 
 _BASE_TOLERANCE = 0.001
-"""Largest difference between the logarithms of the base's perplexity as it was written and as it was read."""
+"""Largest allowed difference between the logarithms of the base's perplexity as written and as read."""
 
 
 def find_peer_model(name: str, folder: Path, model: Path) -> Path | Absent:
-    """The file that a peer is to be scored on: `model`, or the model in the width that `name` carries.
+    """Find the file that a peer is scored on: `model`, or the model in the width that `name` carries.
 
     Raises:
-        ConfigError: there is no such peer or width, or it is another than llama.cpp.
+        ConfigError: there is no such peer or width, or the peer is not llama.cpp.
     """
     engine, width = split_name(name)
     if engine != "llama.cpp":
@@ -70,7 +70,7 @@ def write_base(reference: Reference, target: Path, advance: Callable[[], object]
     """Write the reference's logits as `llama-perplexity` reads them; `advance` is called after each chunk.
 
     Returns:
-        The perplexity that the file holds: below the reference's own where tokens of the text are too unlikely for it.
+        The perplexity that the file holds: below the reference's own if some tokens are too unlikely for the format.
     """
     chunks = reference.chunks
     tokens = list(chain.from_iterable(chunks.tokens))
@@ -89,7 +89,7 @@ def write_base(reference: Reference, target: Path, advance: Callable[[], object]
 
 
 def perplexity_command(name: str, folder: Path, model: Path, base: Path, context: int, threads: int) -> list[str]:
-    """The argument vector that scores `model`; keys and values stay in float32 where the weights are."""
+    """Return the argument vector that scores `model`; keys and values are in float32 if the weights are."""
     cache = ["--cache-type-k", "f32", "--cache-type-v", "f32"] if name.endswith(":F32") else []
     sizes = ["-c", str(context), "-b", str(context), "-t", str(threads), "-tb", str(threads)]
     what = ["-m", str(model), "--kl-divergence", "--kl-divergence-base", str(base)]
@@ -110,16 +110,16 @@ def score_peer(
 
     Args:
         name: as in `find_peer_model`.
-        folder: of the peers.
-        model: what `find_peer_model` gave.
+        folder: the directory of peers.
+        model: what `find_peer_model` returned.
         base: what `write_base` wrote.
-        base_perplexity: what `write_base` returned, which must be what llama.cpp reads.
-        chunks: of the text.
+        base_perplexity: what `write_base` returned; llama.cpp must read the same.
+        chunks: the chunks of the text.
         threads: compute threads.
         execute: runs a command and returns what it printed.
 
     Raises:
-        EngineFault: it failed, or its figures cannot be understood.
+        EngineFault: llama.cpp failed, or its figures cannot be understood.
     """
     printed = execute(perplexity_command(name, folder, model, base, chunks.context, threads))
     found = read_perplexity(printed, name, model.stat().st_size, chunks.positions)
@@ -130,10 +130,10 @@ def score_peer(
 
 
 def read_perplexity(printed: str, name: str, weight_bytes: int, positions: int) -> Quality:
-    """The figures that `llama-perplexity --kl-divergence` ends with.
+    """Read the figures that `llama-perplexity --kl-divergence` ends with.
 
     Raises:
-        EngineFault: one is not there; it prints none for fewer than 100 positions.
+        EngineFault: a figure is missing; llama-perplexity prints none for fewer than 100 positions.
     """
     figures: dict[str, float] = {}
     for figure, pattern in _FIGURES.items():

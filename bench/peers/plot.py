@@ -1,8 +1,8 @@
-"""A comparison as a picture: bars side by side for prefill and decode, a group for each number of streams.
+"""Draws a comparison: bars side by side for prefill and decode, a group for each number of streams.
 
-Ours have one hue and each other engine has its own; variants of one engine differ in shade. Colours and the transparent
-background can be read on white and on black. Whiskers go from the worst round to the best. matplotlib is optional
-(extra `bench`) and imported when a picture is asked for.
+Penstock has one hue and each other engine has its own; variants of one engine differ in shade. The picture has a
+transparent background and can be read on white and on black. Whiskers go from the worst round to the best. matplotlib
+is optional (extra `bench`) and imported when a picture is asked for.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def draw(record: Mapping[str, Any], target: Path, pyplot: ModuleType) -> None:
 def bars(
     record: Mapping[str, Any], phase: str
 ) -> list[tuple[list[float], list[float], tuple[list[float], list[float]]]]:
-    """For each contender: where its bars stand, the medians, and how far whiskers reach to the worst and the best.
+    """Return, for each contender: the places of its bars, the medians, and the whiskers down to worst and up to best.
 
     Groups of streams stand below one another, each with the contenders in their order.
     """
@@ -71,7 +71,7 @@ def bars(
 
 
 def colours(contenders: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """A colour for each: a hue for each engine, lighter from one of its forms to the next."""
+    """Choose a colour for each contender: a hue for each engine, lighter from one variant to the next."""
     engines = [_engine(each) for each in contenders]
     peers = list(dict.fromkeys(engine for engine in engines if engine))
     found = []
@@ -83,7 +83,7 @@ def colours(contenders: Sequence[Mapping[str, Any]]) -> list[tuple[float, float,
 
 
 def _engine(contender: Mapping[str, Any]) -> str:
-    """A peer without its width; "" for ours."""
+    """Return a peer's name without its width; "" for a contender of ours."""
     return "" if contender["ours"] else str(contender["name"]).partition(":")[0]
 
 

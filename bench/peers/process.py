@@ -1,4 +1,4 @@
-"""Finds and runs the programs of other engines, all in one environment: offline, their output unbuffered."""
+"""Finds and runs the programs of other engines, all with the same environment variables: offline, output unbuffered."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ PROGRAMS = {
     "llama.cpp": ("llama-quantize", "llama-imatrix", "llama-perplexity", "llama-server", BENCH),
     "ik_llama.cpp": (BENCH,),
 }
-"""Of the engines that are built from source; of the others we need the interpreter only."""
+"""Programs of the engines that are built from source; the others need an interpreter only."""
 FROM_FOLDER = ("ik_llama.cpp",)
-"""Engines that no index has: the caller names a folder with their source."""
+"""Engines that are in no package index: the caller names a folder with their source."""
 
 
 class NotInstalledError(Exception):
-    """A program is missing that installing the peer would bring; the message says what it is needed for, or nothing."""
+    """A program is missing that `--install` would bring; the message says what it is needed for, or is empty."""
 
 
 def is_installed(folder: Path, engine: str) -> bool:
-    """Whether all of an engine is there; an earlier version of ours may have installed less."""
+    """Whether all programs of an engine are there; an earlier version of Penstock may have installed fewer."""
     return all(_path(folder, engine, name).is_file() for name in PROGRAMS.get(engine, ("python",)))
 
 
 def program(folder: Path, engine: str, name: str = "", needed_for: str = "") -> Path:
-    """A program of an engine, by default the one by which it is measured.
+    """Find a program of an engine, by default the one that measures it.
 
     Args:
-        folder: of the peers.
+        folder: the directory of peers.
         engine: a key of `PROGRAMS` or of `install.INSTALLABLE`.
-        name: of the program.
-        needed_for: said where it is missing; "" where it is what the peer itself is run by.
+        name: the program's name.
+        needed_for: what the error says it is needed for; "" for the program that runs the peer itself.
 
     Raises:
-        NotInstalledError: it is missing.
+        NotInstalledError: the program is missing.
     """
     name = name or (BENCH if engine in PROGRAMS else "python")
     path = _path(folder, engine, name)
@@ -70,7 +70,7 @@ def record_source(folder: Path, engine: str, digest: str) -> None:
 
 
 def recorded_source(folder: Path, engine: str) -> str:
-    """The digest of the source that an engine was built from; "" where nothing says so."""
+    """Return the digest of the source that an engine was built from; "" if there is no record of it."""
     record = _source_record(folder, engine)
     return record.read_text(encoding="utf-8").strip() if record.is_file() else ""
 
@@ -87,7 +87,7 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
     """Run a program to its end and return its standard output.
 
     Raises:
-        EngineFault: it could not be started or failed.
+        EngineFault: the program could not be started, or failed.
     """
     done = _finished(command, folder)
     if done.returncode:
@@ -98,10 +98,10 @@ def run(command: Sequence[str], folder: Path | None = None) -> str:
 
 
 def version_of(path: Path) -> str:
-    """What a program of llama.cpp answers to `--version`, on either of its outputs; "" where it says none.
+    """Return what a program of llama.cpp answers to `--version`, on stdout or stderr; "" if it names no version.
 
     Raises:
-        EngineFault: it could not be started.
+        EngineFault: the program could not be started.
     """
     done = _finished([str(path), "--version"])
     said = re.search(r"^version: *(\S.*)$", f"{done.stdout}\n{done.stderr}", re.MULTILINE)

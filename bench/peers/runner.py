@@ -26,7 +26,7 @@ Prompts = list[list[int]]
 
 
 class Times(NamedTuple):
-    """As `penstock.bench.batch.Run`: seconds to the last first token, to the end; tokens by the first of them."""
+    """Times as in `penstock.bench.batch.Run`: seconds to the last first token and to the end; tokens by the former."""
 
     prefill_s: float
     total_s: float
@@ -34,7 +34,7 @@ class Times(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """An engine that is loaded."""
+    """A loaded engine."""
 
     version: str
     vocab_size: int
@@ -43,7 +43,7 @@ class Engine(NamedTuple):
 
 
 def open_transformers(options: argparse.Namespace) -> Engine:
-    """`generate` in bfloat16: greedy, all streams in one batch."""
+    """Load transformers in bfloat16; its `generate` runs greedily, all streams in one batch."""
     torch, transformers = import_module("torch"), import_module("transformers")
     torch.set_num_threads(options.threads)
     model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).eval()
@@ -51,7 +51,7 @@ def open_transformers(options: argparse.Namespace) -> Engine:
     model.generation_config.pad_token_id = 0
 
     class FirstToken(transformers.StoppingCriteria):  # type: ignore[name-defined, misc]
-        """Notes when the first token is there; asked after each token, it never stops."""
+        """Notes when the first token is there; called after each token, it never stops the generation."""
 
         def __init__(self) -> None:
             self.at = 0.0
@@ -82,7 +82,7 @@ def open_transformers(options: argparse.Namespace) -> Engine:
 
 
 def open_openvino(options: argparse.Namespace) -> Engine:
-    """OpenVINO GenAI's continuous batching, stepped by hand."""
+    """Load OpenVINO GenAI's continuous batching, stepped by hand."""
     numpy, openvino, genai = (import_module(name) for name in ("numpy", "openvino", "openvino_genai"))
     scheduler = genai.SchedulerConfig()
     length = options.prompt_tokens + options.new_tokens
@@ -120,7 +120,7 @@ def open_openvino(options: argparse.Namespace) -> Engine:
 
 
 def open_vllm(options: argparse.Namespace) -> Engine:
-    """The offline engine of vLLM in bfloat16, in this process and stepped by hand."""
+    """Load the offline engine of vLLM in bfloat16, in this process and stepped by hand."""
     if options.intel_openmp:
         _preload(Path(sys.prefix, "lib", "libiomp5.so"))
     length = options.prompt_tokens + options.new_tokens
@@ -169,7 +169,7 @@ def open_vllm(options: argparse.Namespace) -> Engine:
 
 
 def _preload(library: Path) -> None:
-    """Start this very process again with a library in front of all others, unless it was."""
+    """Start this process again with a library preloaded, unless it already is."""
     if os.environ.get("LD_PRELOAD") != str(library):
         os.environ["LD_PRELOAD"] = str(library)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -179,7 +179,7 @@ ENGINES = {"transformers": open_transformers, "openvino-genai": open_openvino, "
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Load the engine, warm up and measure each number of streams, print the record."""
+    """Load the engine, warm up and measure at each number of streams, and print the record."""
     options = _parser().parse_args(arguments)
     engine = ENGINES[options.engine](options)
     runs = []
@@ -194,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
         runs.append(load | times._asdict())
     sys.stdout.write(json.dumps({"version": engine.version, "flags": engine.flags, "runs": runs}) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # some engines' threads take seconds to end, or fail to
+    os._exit(0)  # the threads of some engines take seconds to end, or never do
 
 
 def _parser() -> argparse.ArgumentParser:

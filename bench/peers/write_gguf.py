@@ -1,7 +1,7 @@
 """Writes a Hugging Face directory as a GGUF file in bfloat16, for llama.cpp's quantiser.
 
-Names come from the map of the official `gguf` package, metadata and the order of rows from llama.cpp's conversion: of
-Penstock it knows nothing, so that what the other engines compute on was not read by us. It takes what
+Names come from the map of the official `gguf` package, metadata and the order of rows from llama.cpp's conversion. It
+uses nothing of Penstock, so that Penstock has no part in reading what the other engines compute on. It takes what
 `bench/make_random_checkpoint.py` writes for the families below.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 __all__ = ["ARCHITECTURES", "write_gguf"]
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
-"""What GGUF calls a `model_type`."""
+"""GGUF's name of each `model_type`."""
 
 _ENDINGS = (".weight", ".bias")
 _EXPERT = re.compile(r"(?P<before>.*\.experts\.)(?P<number>\d+)\.(?P<after>.*)")
@@ -40,7 +40,7 @@ _SIZES = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-"""Keys below the architecture's name, and what `config.json` calls them, where it has them."""
+"""Keys below the architecture's name, and what `config.json` calls them, if it has them."""
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 _NEVER_MERGED = "\u00ff"
@@ -48,10 +48,10 @@ _NEVER_MERGED = "\u00ff"
 
 
 def write_gguf(directory: Path, target: Path) -> None:
-    """Write the model of a directory, matrices in bfloat16, vectors and routers in float32.
+    """Write the model of a directory: matrices in bfloat16, vectors and routers in float32.
 
     Raises:
-        ValueError: it is of a family, or has a tokenizer or a rope, that is not written here; or a tensor has no name.
+        ValueError: the family, tokenizer or rope is not supported here, or GGUF has no name for a tensor.
     """
     config = _read_json(directory / "config.json")
     family = config["model_type"]
@@ -90,17 +90,17 @@ def _architecture(name: str) -> gguf.MODEL_ARCH:
 
 
 def _kind(name: str, shape: tuple[int, ...]) -> tuple[gguf.GGMLQuantizationType, int]:
-    """The type of a stored tensor, and its bytes an element."""
+    """Return the type of a stored tensor, and its bytes per element."""
     if len(shape) == 1 or _ROUTER in name:
         return gguf.GGMLQuantizationType.F32, 4
     return gguf.GGMLQuantizationType.BF16, 2
 
 
 class _Tensors:
-    """The tensors of a directory, in the order of its index; experts of one matrix of one layer are stacked.
+    """Reads the tensors of a directory, file by file; the experts of one matrix of one layer are stacked.
 
     Attributes:
-        shapes: by name; of a stack `[E, out, in]`, by the experts' name without their number.
+        shapes: by name; a stack has shape `[E, out, in]` and the experts' name without their number.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -130,7 +130,7 @@ class _Tensors:
 
 
 def _arranged(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Rows as llama.cpp has them: of a Llama's queries and keys in the pairs that its rope rotates."""
+    """Order rows as llama.cpp does: in a Llama's queries and keys, the two rows that rope rotates lie side by side."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     found = next((config[size] for part, size in heads.items() if f".{part}." in name), None)
     if config["model_type"] != "llama" or found is None:
@@ -151,10 +151,10 @@ def _metadata(directory: Path, config: Mapping[str, Any], architecture: str) -> 
 
 
 def _vocabulary(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A byte-level BPE vocabulary, filled up to the rows of the embedding.
+    """Return a byte-level BPE vocabulary, filled up to the number of rows of the embedding.
 
-    A GGUF file cannot hold an empty list of merges, and llama.cpp wants one: a vocabulary without merges gets one that
-    no text can ever use, whose result takes the first of the rows that are left.
+    A GGUF file cannot hold an empty list of merges, and llama.cpp needs the list: a vocabulary without merges gets one
+    that no text can ever use; its result takes the first unused row.
     """
     tokenizer = _read_json(directory / "tokenizer.json")
     if tokenizer["model"]["type"] != "BPE" or tokenizer["pre_tokenizer"]["type"] != "ByteLevel":

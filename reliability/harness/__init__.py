@@ -1,1 +1,1 @@
-"""What the rows share: servers, clients, requests, processes, and what a row is."""
+"""What the rows share: servers, clients, requests, processes, and the definition of a row."""

@@ -1,8 +1,8 @@
-"""A load balancer as small as one can be: what nginx or a Kubernetes service do, and nothing more.
+"""A minimal load balancer: it does what nginx or a Kubernetes service does, and nothing more.
 
 It asks each server's readiness ten times a second and hands a request to a server that was ready when last asked. If
 that server cannot be reached, or answers 503 before anything was passed on, the next one gets the request, as nginx
-does with `proxy_next_upstream error http_503`. One request a connection.
+does with `proxy_next_upstream error http_503`. Each connection carries one request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Balancer"]
 
 _PROBE_SECONDS = 0.1
 _PATIENCE_SECONDS = 60.0
-"""A request waits so long for any server to be ready."""
+"""How long a request waits until any server is ready."""
 _READ_BYTES = 1 << 16
 
 
@@ -27,7 +27,7 @@ class Balancer:
     """Spreads requests over servers, given by port; change `ports` at any time.
 
     Attributes:
-        ready: ports whose readiness was answered 200 when last asked.
+        ready: ports that answered 200 when their readiness was last asked.
         passed_on: requests that went to another server because the first refused them or was gone.
     """
 
@@ -108,7 +108,7 @@ class Balancer:
 
 
 async def _whole_request(reader: asyncio.StreamReader) -> bytes:
-    """A head and its body, whose length it says."""
+    """Read a head and the body whose length it says."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
     return head + (await reader.readexactly(int(length[1])) if length else b"")

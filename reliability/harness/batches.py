@@ -1,4 +1,4 @@
-"""Many requests at once, and whether their answers are what they should be."""
+"""Sends many requests at once, and compares their answers with what they should be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["answers_to", "difference", "differences", "gather"]
 async def gather(
     url: str, requests: Sequence[Request], at_once: int = 64, headers: Mapping[str, str] | None = None
 ) -> list[Answer]:
-    """The streamed answers to `requests`, at most `at_once` of them under way."""
+    """Return the streamed answers to `requests`, with at most `at_once` under way at a time."""
     room = asyncio.Semaphore(at_once)
 
     async def one(request: Request) -> Answer:
@@ -27,10 +27,10 @@ async def gather(
 
 
 def answers_to(server: Server, requests: Sequence[Request], at_once: int = 64) -> list[Answer]:
-    """The same, from outside of an event loop, where nothing is to go wrong.
+    """Do the same outside an event loop, where nothing should go wrong.
 
     Raises:
-        RuntimeError: an answer did not come whole.
+        RuntimeError: an answer is incomplete.
     """
     answers = asyncio.run(gather(server.url, requests, at_once))
     for request, answer in zip(requests, answers, strict=True):
@@ -40,7 +40,7 @@ def answers_to(server: Server, requests: Sequence[Request], at_once: int = 64) -
 
 
 def difference(request: Request, want: dict[str, Any], answer: Answer) -> str:
-    """How an answer departs from what it should say; "" where it does not."""
+    """Say how an answer differs from what it should say; "" if it does not."""
     if not answer.finished:
         return f"{request.kind}: did not finish: {answer.describe()}"
     got = said(answer)
@@ -55,7 +55,7 @@ def difference(request: Request, want: dict[str, Any], answer: Answer) -> str:
 
 
 def differences(requests: Sequence[Request], want: Sequence[dict[str, Any]], answers: Sequence[Answer]) -> list[str]:
-    """Of all answers, a sentence for each that departs."""
+    """Return a sentence for each answer that differs from what it should say."""
     return [found for each in zip(requests, want, answers, strict=True) if (found := difference(*each))]
 
 

@@ -1,4 +1,4 @@
-"""A request that is sent again and again while something else goes on: its answer must stay the same, and come."""
+"""A request that is sent again and again while something else goes on: its answer must come, and stay the same."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Canary", "singing"]
 
 @dataclass
 class Canary:
-    """What was seen of it.
+    """Sends the request, and records its answers.
 
     Attributes:
-        seconds: after which an answer that has not ended counts as hung.
-        sung: answers that came.
-        wrong: how those departed that were not as the first, a sentence each.
-        firsts: seconds to the first token of each.
-        gaps: the longest pause between two events of each, in seconds.
+        seconds: seconds after which an answer that has not ended counts as hung.
+        sung: how many answers came.
+        wrong: a sentence for each answer that differs from the first.
+        firsts: seconds to the first token of each answer.
+        gaps: the longest pause between two events of each answer, in seconds.
     """
 
     request: Request
@@ -38,7 +38,7 @@ class Canary:
     want: dict[str, Any] | None = None
 
     async def sing(self, url: str) -> None:
-        """Once."""
+        """Send the request once, and read its answer."""
         moments: list[float] = []
 
         def note(event: Event) -> None:
@@ -56,7 +56,7 @@ class Canary:
 
 @asynccontextmanager
 async def singing(canary: Canary, url: str, pause: float = 0.0) -> AsyncIterator[Canary]:
-    """Have it sing until the block ends; its last song is heard out."""
+    """Send the request again and again until the block ends; the last answer is read to its end."""
     ended = asyncio.Event()
 
     async def go_on() -> None:

@@ -1,7 +1,7 @@
-"""One HTTP request over a connection of its own, and its answer with the moment of everything in it.
+"""Sends one HTTP request over a connection of its own, and reads its answer with the time of each part.
 
-Written on asyncio's streams and h11, because hundreds of requests run at once beside the server that they try, and
-because some of them must go wrong on purpose: what httpx hides, such as where a connection broke, is wanted here.
+Written on asyncio's streams and h11, because hundreds of requests run at once beside the server under test, and
+because some of them must fail on purpose: the rows need what httpx hides, for example where a connection broke.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ now = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The data of a server-sent event, and when its last byte was read."""
+    """The data of a server-sent event, and the moment when its last byte was read."""
 
     moment: float
     data: str
@@ -36,12 +36,12 @@ class Event:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a request.
+    """Holds the answer to a request.
 
     Attributes:
-        status: 0 where no head came.
-        broken: why it did not come whole; "" where it did.
-        sent, began, ended: moments: the request was begun, the head had come, the end had come.
+        status: the HTTP status; 0 if no head came.
+        broken: why the answer is incomplete; "" if it is complete.
+        sent, began, ended: the moments when the request was begun, the head had come, and the end had come.
     """
 
     status: int = 0
@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether it came whole and says no error; a stream's last event is `[DONE]`."""
+        """Whether the answer is complete and reports no error; a stream's last event is `[DONE]`."""
         if self.broken or self.status != 200:
             return False
         if self.events:
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of the body, or of an event; {} where there is none."""
+        """The error object of the body, or of an event; {} if there is none."""
         texts = [each.data for each in self.events] if self.events else [self.body.decode(errors="replace")]
         for text in texts:
             try:
@@ -77,20 +77,20 @@ class Answer:
 
     @property
     def first_token(self) -> float:
-        """Seconds from the request to its first event with text; infinity where there was none."""
+        """Seconds from the request to its first event with text; infinity if there was none."""
         for event in self.events:
             if event.data != _DONE and _has_text(json.loads(event.data)):
                 return event.moment - self.sent
         return float("inf")
 
     def describe(self) -> str:
-        """For a miss: status, error and where it broke."""
+        """Describe the answer for a miss: status, error and where it broke."""
         code = self.error.get("code", "")
         return " ".join(filter(None, (f"HTTP {self.status}", str(code or ""), self.broken)))
 
 
 def head_of(path: str, length: int, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """The bytes of a request's head."""
+    """Return the bytes of a request's head."""
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"]
     lines += [f"Content-Length: {length}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
@@ -105,15 +105,15 @@ async def ask(
     seconds: float = 600.0,
     leaves_after: float = math.inf,
 ) -> Answer:
-    """Send a request (a POST with a JSON body; a GET without) and read its answer to the end; raises nothing of it.
+    """Send a request (a POST with a JSON body; a GET without) and read its answer to the end; never raises for it.
 
     Args:
-        url: of the server.
-        path: of the endpoint.
+        url: the server's URL.
+        path: the endpoint's path.
         body: a JSON value, or the bytes of one.
-        headers: beside those that every request has.
+        headers: headers besides those that every request has.
         on_event: called with each event of a stream as it comes.
-        seconds: after which an answer that has not ended counts as hung.
+        seconds: seconds after which an answer that has not ended counts as hung.
         leaves_after: seconds after the first event of a stream at which the client leaves.
     """
     answer = Answer(sent=now())
@@ -160,11 +160,11 @@ async def _read(reader: asyncio.StreamReader, answer: Answer, on_event: Callable
 
 
 class AnswerReader:
-    """Reads an answer out of the bytes of its connection, as they come.
+    """Reads an answer from the bytes of its connection, as they arrive.
 
     Args:
-        answer: gets what is read.
-        method: of the request: the answer to a HEAD has no body.
+        answer: filled with what is read.
+        method: the request's method: the answer to a HEAD has no body.
         on_event: called with each event of a stream.
     """
 
@@ -173,15 +173,15 @@ class AnswerReader:
         self._on_event = on_event
         self._events = EventReader()
         self._connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
-        # h11 must believe that it wrote the request; the bytes have gone out already.
+        # h11 must believe that it wrote the request; the bytes have been sent already.
         self._connection.send(h11.Request(method=method, target="/", headers=[("Host", "127.0.0.1")]))
         self._connection.send(h11.EndOfMessage())
 
     def take(self, data: bytes, moment: float) -> bool:
-        """Bytes that came at a moment, b"" for the end of the connection; whether the answer has ended.
+        """Take bytes that came at a moment, b"" for the end of the connection; returns whether the answer has ended.
 
         Raises:
-            h11.RemoteProtocolError: they are no part of an answer.
+            h11.RemoteProtocolError: the bytes are no valid part of an answer.
         """
         answer = self._answer
         self._connection.receive_data(data)
@@ -216,9 +216,9 @@ def _has_text(chunk: dict[str, Any]) -> bool:
 
 
 def said(answer: Answer) -> dict[str, Any]:
-    """What an answer of completions or chat completions says, its pieces joined, without what names the answer.
+    """Return what an answer of completions or chat completions says, its pieces joined, without ids.
 
-    Two answers to one request say the same to the byte exactly where these values are equal: text, calls, log
+    Two answers to one request say the same to the byte exactly if these values are equal: text, calls, log
     probabilities, how each choice ended, and how many tokens were counted.
     """
     chunks = [json.loads(each.data) for each in answer.events if each.data != _DONE]

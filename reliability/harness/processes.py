@@ -1,4 +1,4 @@
-"""Processes as Linux shows them in /proc: children, memory, descriptors, processor time, and whether they are gone."""
+"""Reads processes from Linux's /proc: children, memory, descriptors, processor time, and whether they are gone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROC = Path("/proc")
 
 
 def children(pid: int) -> list[int]:
-    """Processes that `pid` has started and that are there; none where it is gone."""
+    """Return the running processes that `pid` has started; none if it is gone."""
     found: list[int] = []
     for file in (_PROC / str(pid) / "task").glob("*/children"):
         try:
@@ -37,12 +37,12 @@ def children(pid: int) -> list[int]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """Return a process and all its descendants."""
     return [pid, *(each for child in children(pid) for each in family(child))]
 
 
 def command_of(pid: int) -> list[str]:
-    """A process's command line; empty where it is gone."""
+    """Return a process's command line; empty if it is gone."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +50,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def name_of(pid: int) -> str:
-    """What a process calls itself, in 15 characters; empty where it is gone."""
+    """Return the name that a process gives itself, up to 15 characters; empty if it is gone."""
     try:
         return (_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):
@@ -58,13 +58,13 @@ def name_of(pid: int) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, or only waits to be asked for how."""
+    """Whether a process has ended, even if its parent has not collected its status yet."""
     fields = _stat(pid)
     return not fields or fields[0] == "Z"
 
 
 def awaits(pid: int, number: int) -> bool:
-    """Whether a signal has been sent to a process that has not taken it yet."""
+    """Whether a process has a pending signal `number`: sent to it, and not taken yet."""
     try:
         lines = (_PROC / str(pid) / "status").read_text(encoding="ascii", errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -74,9 +74,9 @@ def awaits(pid: int, number: int) -> bool:
 
 
 def own_bytes(pid: int) -> int:
-    """Memory that a process and all below it have for themselves (anonymous, in RAM); 0 where it is gone.
+    """Return the memory that a process and its descendants have for themselves (anonymous, in RAM); 0 if it is gone.
 
-    Not what is mapped of files: how much of that counts depends on who else has mapped it.
+    Mapped files do not count: their share depends on which other processes have mapped them.
     """
     total = 0
     for each in family(pid):
@@ -89,23 +89,23 @@ def own_bytes(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of a process and all below it."""
+    """Count the open file descriptors of a process and its descendants."""
     return sum(_count(_PROC / str(each) / "fd") for each in family(pid))
 
 
 def threads(pid: int) -> int:
-    """Threads of a process and all below it."""
+    """Count the threads of a process and its descendants."""
     return sum(_count(_PROC / str(each) / "task") for each in family(pid))
 
 
 def processor_seconds(pid: int) -> float:
-    """Processor time that a process and all below it have used: user and system, proc(5)."""
+    """Return the processor time, in seconds, that a process and its descendants have used: user and system, proc(5)."""
     ticks = sum(int(fields[11]) + int(fields[12]) for each in family(pid) if (fields := _stat(each)))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def busy_share(seconds: float = 1.0) -> float:
-    """The share of all processors' time that somebody uses, 0 to 1, over some seconds from now."""
+    """Measure the share of all processors' time that is in use, 0 to 1, over `seconds` from now."""
     before = _machine_ticks()
     time.sleep(seconds)
     after = _machine_ticks()
@@ -117,7 +117,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, pause: float = 0.0
     """Wait until `condition` holds.
 
     Returns:
-        Seconds that it took; infinity where it did not come true.
+        Seconds that it took; infinity if it did not come true.
     """
     began = time.monotonic()
     while not condition():
@@ -128,7 +128,7 @@ def wait_until(condition: Callable[[], bool], seconds: float, pause: float = 0.0
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name; empty where it is gone."""
+    """Return the fields of /proc/PID/stat after the name; empty if the process is gone."""
     try:
         return (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -143,6 +143,6 @@ def _count(folder: Path) -> int:
 
 
 def _machine_ticks() -> tuple[int, int]:
-    """Ticks of all processors since the start: all, and idle ones (those that wait for a disk among them)."""
+    """Return the ticks of all processors since boot: all, and idle ones (including those that wait for a disk)."""
     numbers = [int(each) for each in (_PROC / "stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
     return sum(numbers), numbers[3] + numbers[4]

@@ -1,4 +1,4 @@
-"""Records of runs, and the table that is made of them."""
+"""Reads records of runs, and makes the table from them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from harness.row import Outcome, Row
 __all__ = ["BEGIN", "END", "newest", "published", "read_records", "table"]
 
 BEGIN, END = "<!-- reliability -->\n", "<!-- end of reliability -->"
-"""Where a page's table stands."""
+"""The marks around a page's table."""
 
 BUSY = 0.15
-"""Share of the processors' time that others may use before a row, for its times to be more than preliminary."""
+"""Largest share of the processors' time in use before a row; above it, the row's times count as preliminary."""
 
 Record = dict[str, Any]
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Every record of a folder, oldest first."""
+    """Read every record of a folder, oldest first."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
     return sorted(found, key=lambda record: str(record["taken"]))
 
 
 def newest(records: Iterable[Record]) -> dict[str, Record]:
-    """Row id -> its entry with the record's depth, date and commit: the newest, and a deep one before any quick one."""
+    """Return each row's newest entry, with the record's depth, date and commit; a deep one wins over a quick one."""
     found: dict[str, Record] = {}
     for record in records:
         about = {name: record[name] for name in ("depth", "taken", "commit")}
@@ -39,7 +39,7 @@ def newest(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def table(rows: Sequence[Row], entries: Mapping[str, Record]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     lines = ["| | what is tried | target | measured | elsewhere |", "|---|---|---|---|---|"]
     lines += [_line(row, entries.get(row.id)) for row in rows]
     return "\n".join(lines) + "\n"
@@ -64,10 +64,10 @@ def _measured(row: Row, entry: Record | None) -> str:
 
 
 def published(page: str, text: str) -> str:
-    """`page` with `text` where its table stands.
+    """Return `page` with `text` in place of its table.
 
     Raises:
-        ValueError: it has no place for one.
+        ValueError: the page has no place for a table.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -1,6 +1,6 @@
-"""Requests that use everything an answer depends on: greedy, seeded, several choices, forms, stops, penalties, tools.
+"""Makes requests that use all that an answer depends on: greedy, seeded, choices, forms, stops, penalties, tools.
 
-Each has a seed where it is random, so that its answer is known beforehand: what the same request said when nothing went
+A random request has a seed, so that its answer is known beforehand: it is what the same request said when nothing went
 wrong.
 """
 
@@ -52,7 +52,7 @@ class Request:
     """One request.
 
     Attributes:
-        kind: of `KINDS`.
+        kind: one of `KINDS`.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Request:
     body: dict[str, Any]
 
     def streamed(self) -> dict[str, Any]:
-        """Its body for an answer in events, the usage last."""
+        """Return the body for a streamed answer, with the usage last."""
         return self.body | {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -70,13 +70,13 @@ KINDS = (
 
 
 def mixed_requests(count: int, new_tokens: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Request]:
-    """So many requests, of all kinds in turn, no two alike."""
+    """Make `count` requests, of all kinds in turn, no two alike."""
     chance = random.Random(seed)
     return [_request(kinds[index % len(kinds)], chance, new_tokens) for index in range(count)]
 
 
 def random_request(chance: random.Random, most_tokens: int, kinds: Sequence[str] = KINDS) -> Request:
-    """A request of any kind, with up to so many new tokens."""
+    """Make a request of any kind, with up to `most_tokens` new tokens."""
     return _request(chance.choice(kinds), chance, chance.randint(2, most_tokens))
 
 

@@ -1,4 +1,4 @@
-"""What a row of the table is, and what measuring it gives."""
+"""Defines a row of the table, and what measuring a row returns."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from typing import Any, Protocol
 __all__ = ["Depth", "Measured", "Outcome", "Progress", "Row", "judge"]
 
 _MOST_MISSES = 8
-"""Misses that a record keeps: enough to find the fault, and a table can still be read."""
+"""Most misses that a record keeps: enough to find the fault, and few enough to read the table."""
 
 
 class Depth(StrEnum):
-    """How much is tried: `deep` is what the target says, `quick` a tenth of it."""
+    """How many trials a row makes: `deep` as many as the target says, `quick` a tenth of them."""
 
     QUICK = "quick"
     DEEP = "deep"
 
     def of(self, deep: int, quick: int | None = None) -> int:
-        """So many trials: `deep` of them, or a tenth, at least one, unless `quick` says how many."""
+        """Return the number of trials: `deep`; in a quick run `quick`, by default a tenth of `deep`, at least one."""
         if self is Depth.DEEP:
             return deep
         return quick if quick is not None else max(1, deep // 10)
 
 
 class Outcome(StrEnum):
-    """What can be said of a target."""
+    """The possible outcomes for a target."""
 
     REACHED = "reached"
     MISSED = "missed"
     NOT_MEASURED = "not measured"
     FAILED = "failed"
-    """The row itself broke off, so nothing is known."""
+    """The row itself failed, so nothing is known."""
 
 
 class Progress(Protocol):
     """Says how far a row has come."""
 
     def expect(self, total: int) -> None:
-        """So many trials are to come."""
+        """Set the number of trials to come."""
         ...
 
     def update(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Add `count` trials that are done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a row found.
+    """Holds what a row found.
 
     Attributes:
-        figure: for the table, in a few words.
-        misses: what did not reach the target, a sentence each; empty where it was reached.
+        figure: the figure for the table, in a few words.
+        misses: a sentence for each thing that missed the target; empty if the target was reached.
         values: the numbers behind the figure.
     """
 
@@ -70,16 +70,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One promise, and how it is tried.
+    """One promise, and how it is tested.
 
     Attributes:
-        id: as in the table, such as `R7`.
-        title: what is tried.
-        target: what is to be reached, in deep.
+        id: the id in the table, for example `R7`.
+        title: what is tested.
+        target: what a deep run must reach.
         peers: what other servers state or test.
-        run: tries it; None where nothing does yet.
-        timed: whether its figure depends on how quick and how idle the machine is.
-        instead: of a row that nothing tries: why, or what holds it elsewhere.
+        run: tests the promise; None if nothing does yet.
+        timed: whether the figure depends on how fast and how idle the machine is.
+        instead: for a row that nothing tests: why, or what tests it elsewhere.
     """
 
     id: str
@@ -92,6 +92,6 @@ class Row:
 
 
 def judge(figure: str, misses: Iterable[str], **values: Any) -> Measured:
-    """A measurement whose misses are kept to the first few; how many there were is among its values."""
+    """Return a measurement that keeps only the first few misses; its values say how many there were."""
     found = list(misses)
     return Measured(figure, tuple(found[:_MOST_MISSES]), values | {"misses": len(found)})

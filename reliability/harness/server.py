@@ -1,4 +1,4 @@
-"""`penstock serve` in a process of its own, on a free port; ended with the block that started it."""
+"""Runs `penstock serve` in a process of its own, on a free port; it ends with the block that started it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _RUNNER_PROGRAMS = {"penstock.runner_process", "planted.runner"}
 
 @dataclass(frozen=True)
 class Server:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        log: where both its outputs go.
+        log: the file that stdout and stderr go to.
     """
 
     url: str
@@ -47,35 +47,35 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves."""
+        """Process id of the server."""
         return self.process.pid
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the server listens on."""
         return int(self.url.rpartition(":")[2])
 
     def runner(self) -> int:
-        """The process that computes for it now, and not the one that forks it; 0 while there is none."""
+        """Return the process that computes for the server now, not the one that forks it; 0 while there is none."""
         runners = (each for each in family(self.pid) if name_of(each) == _RUNNER)
         return next((each for each in runners if set(command_of(each)) & _RUNNER_PROGRAMS), 0)
 
     def said(self) -> str:
-        """Everything it has written so far."""
+        """Return everything the server has written so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def health(self, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """`GET /health`."""
+        """Return the answer to `GET /health`."""
         body: dict[str, Any] = httpx.get(f"{self.url}/health", headers=dict(headers or {}), timeout=30).json()
         return body
 
     def idle(self, headers: Mapping[str, str] | None = None) -> bool:
-        """Whether nobody runs or waits, and every block is back."""
+        """Whether no request runs or waits, and every block is back."""
         now = self.health(headers)
         return bool(now["running"] == now["waiting"] == 0 and now["free_blocks"] == now["total_blocks"])
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 where there is none."""
+        """Return the sum of a metric over its labels; 0 if there is none."""
         lines = httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}(\{{|\s)", line))
 
@@ -92,15 +92,15 @@ def serving(
     """Start a server, and wait until it listens.
 
     Args:
-        arguments: options of `penstock serve`, and the model where it is not the default one.
-        program: what is run.
-        environment: added to this process's.
-        ends_with: the status that it must end with after SIGTERM; None where the block ends it.
+        arguments: options of `penstock serve`, and the model if it is not the default.
+        program: the program to run.
+        environment: variables that are added to this process's.
+        ends_with: the status that the server must end with after SIGTERM; None if the block ends the server.
         stderr: where its standard error goes instead of the log.
         before: called in the new process before the program is run.
 
     Raises:
-        RuntimeError: it ended before it listened, or with another status.
+        RuntimeError: the server ended before it listened, or ended with another status.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-reliability-") as folder:
         log = Path(folder) / "log"
@@ -124,11 +124,11 @@ def serving(
 
 
 _APART = {"PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": "off"}
-"""What every server gets: none reads KV blocks that another computed, unless its row says so."""
+"""Variables of every server: it reads no KV blocks that another server computed, unless its row says so."""
 
 
 def _path_of(program: Sequence[str]) -> dict[str, str]:
-    """Where a program with faults finds them; the product alone gets nothing."""
+    """Return the search path that a program with faults needs; empty for the product itself."""
     return {"PYTHONPATH": str(Path(__file__).parent.parent)} if program is PLANTED else {}
 
 

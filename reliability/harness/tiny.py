@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer of bytes, for rows that send thousands of requests: its text means nothing."""
+"""Writes a tiny random model with a byte tokenizer, for rows of thousands of requests: its text means nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZES = ("--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", 
 
 @contextmanager
 def tiny_model(positions: int = 4096) -> Iterator[Path]:
-    """A folder with the model, which is removed behind the block.
+    """Yield a folder with the model; it is removed after the block.
 
     Args:
         positions: most tokens of a sequence.

@@ -1,7 +1,8 @@
-"""Requests whose answers are kept as bytes, and read once the load is over.
+"""Sends requests whose answers are kept as bytes, and parsed only once the load is over.
 
-For loads of hundreds a second beside the server that they try: whatever their sender computes meanwhile, the server
-lacks. So it is one thread that waits for sockets, and connections are used again, as every client does that has a pool.
+For loads of hundreds of requests a second on the machine of the server under test: processor time that the sender uses
+is lost to the server. So the sender is one thread that waits for sockets, and reuses connections as every client with a
+pool does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.bench.event_stream import Target
 __all__ = ["Then", "UnreadAnswer", "exchange", "request_bytes"]
 
 SECONDS = 300.0
-"""Without a byte for anybody, after which whatever has not ended counts as hung."""
+"""Seconds without a byte on any connection, after which whatever has not ended counts as hung."""
 
 _READ_BYTES = 1 << 16
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
@@ -30,19 +31,19 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 def request_bytes(path: str, body: Any, headers: Mapping[str, str] | None = None) -> bytes:
-    """A POST of a JSON value."""
+    """Return the bytes of a POST of a JSON value."""
     content = json.dumps(body).encode()
     return head_of(path, len(content), headers) + content
 
 
 class UnreadAnswer:
-    """The bytes of one answer, with the moment at which each piece came.
+    """Holds the bytes of one answer, with the moment at which each piece came.
 
     Attributes:
-        request: its bytes.
-        sent: when it was begun.
+        request: the request's bytes.
+        sent: when the request was begun.
         ended: when the answer had ended, or broke; 0.0 until then.
-        broken: why it did not come whole.
+        broken: why the answer is incomplete.
     """
 
     __slots__ = ("_left", "_pieces", "broken", "ended", "request", "sent")
@@ -53,15 +54,15 @@ class UnreadAnswer:
         self.ended = 0.0
         self.broken = ""
         self._pieces: list[tuple[float, bytes]] = []
-        self._left = -1  # bytes that the rest of an answer of known length has; below 0, it has chunks
+        self._left = -1  # bytes still to come of an answer of known length; below 0, the answer is chunked
 
     @property
     def begun(self) -> bool:
-        """Whether anything of it has come."""
+        """Whether any byte of the answer has come."""
         return bool(self._pieces)
 
     def take(self, data: bytes) -> bool:
-        """Keep a piece; whether it was the last. The end of a stream is told by the last bytes of a piece."""
+        """Keep a piece; returns whether it was the last. The last bytes of a piece show the end of a stream."""
         if not self._pieces:
             head, _, body = data.partition(b"\r\n\r\n")
             length = _LENGTH.search(head + b"\r\n")
@@ -72,11 +73,11 @@ class UnreadAnswer:
         return self._left == 0 or (self._left < 0 and data.endswith(_LAST_CHUNK))
 
     def end(self, broken: str = "") -> None:
-        """Nothing more comes."""
+        """Note that nothing more comes."""
         self.ended, self.broken = now(), broken
 
     def read(self) -> Answer:
-        """What came of it; to be called when it has ended."""
+        """Parse the answer; call this when it has ended."""
         answer = Answer(sent=self.sent, ended=self.ended, broken=self.broken)
         reader = AnswerReader(answer, "POST")
         try:
@@ -89,19 +90,19 @@ class UnreadAnswer:
 
 
 Then = Callable[[], bytes | None]
-"""Called when an answer has ended; what is sent next, at once, if anything is."""
+"""Called when an answer has ended; returns what to send next, at once, or None."""
 
 
 def exchange(url: str, planned: Iterable[tuple[float, bytes]], then: Then = lambda: None) -> list[UnreadAnswer]:
-    """Send each request so many seconds from now, whether others are answered or not, and wait for all answers.
+    """Send each request at its time, whether others are answered or not, and wait for all answers.
 
     Args:
-        url: of the server.
-        planned: seconds and the request's bytes, in ascending order.
+        url: the server's URL.
+        planned: seconds from now and the request's bytes, in ascending order.
         then: see `Then`.
 
     Returns:
-        The answers, in the order in which their requests were sent. Raises nothing of them.
+        The answers, in the order in which their requests were sent. A failed answer raises nothing.
     """
     sender = _Sender(Target.parse(url), then)
     try:
@@ -140,20 +141,20 @@ class _Sender:
         self.began = now()
 
     def send(self, answer: UnreadAnswer) -> None:
-        """Begin a request."""
+        """Begin to send a request."""
         self.answers.append(answer)
         self.under_way += 1
         self._begin(answer)
 
     def read(self, seconds: float) -> bool:
-        """Take what has come, or comes within so many seconds; whether anything did."""
+        """Take what has come, or comes within `seconds`; returns whether anything did."""
         found = self._selector.select(seconds)
         for key, _ in found:
             self._read(key.data)
         return bool(found)
 
     def close(self) -> None:
-        """Close all connections; what is under way on them is broken."""
+        """Close all connections; answers under way on them are broken."""
         for key in [*self._selector.get_map().values()]:
             connection: _Connection = key.data
             if connection.answer is not None:
@@ -163,13 +164,13 @@ class _Sender:
 
     def _begin(self, answer: UnreadAnswer) -> None:
         try:
-            # The one that was used last: the server closes those that rest for seconds.
+            # Take the connection that was used last: the server closes connections that are idle for seconds.
             connection = self._idle.pop() if self._idle else self._open()
         except OSError as error:
             self._end(answer, f"{type(error).__name__}: {error}")
             return
         connection.answer = answer
-        with suppress(OSError):  # one that the server has closed is found out when it is read
+        with suppress(OSError):  # reading will show if the server has closed the connection
             connection.sock.sendall(answer.request)
 
     def _open(self) -> _Connection:
@@ -195,7 +196,7 @@ class _Sender:
         self._lost(connection, answer, broken)
 
     def _lost(self, connection: _Connection, answer: UnreadAnswer | None, broken: str) -> None:
-        """A connection has ended; a request that met the end of a used one is sent again, as clients do."""
+        """Handle a connection's end; a request that met the end of a used connection is sent again, as clients do."""
         self._selector.unregister(connection.sock)
         connection.sock.close()
         if connection in self._idle:

@@ -1,4 +1,4 @@
-"""The product's runner process, with faults: a step that has a row of a marked request does what the mark says.
+"""Runs the product's runner process with faults: a step with a row of a marked request does what the mark says.
 
 Wraps what `penstock.building.load_runner` returns, and is otherwise `penstock.runner_process`.
 """
@@ -25,10 +25,10 @@ NO_NUMBER = "is not a number"
 
 
 class FaultyRunner:
-    """A runner that goes wrong where a marked sequence has a row.
+    """A runner that fails in a step where a marked sequence has a row.
 
     Attributes:
-        marked: slot to fault, "" for none.
+        marked: maps each slot to its fault, "" for none.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -36,7 +36,7 @@ class FaultyRunner:
         self.marked: dict[int, str] = {}
 
     def run(self, plan: StepPlan) -> StepResult:
-        """As the runner's, but for marked rows."""
+        """Run the plan as the runner does, except for marked rows."""
         for slot in plan.releases:
             self.marked.pop(slot, None)
         for admit in plan.admits:
@@ -47,16 +47,16 @@ class FaultyRunner:
         return result
 
     def reset(self) -> bool:
-        """As the runner's."""
+        """Reset as the runner does."""
         self.marked.clear()
         return bool(self._runner.reset())
 
 
 def lose_numbers(marked: Mapping[int, str]) -> None:
-    """Let no logits of sequences that are marked so be numbers: where they are drawn from, and each row is known.
+    """Turn the logits of sequences whose fault is `NO_NUMBER` into NaN, where tokens are drawn and rows are known.
 
     Args:
-        marked: slot to fault.
+        marked: maps each slot to its fault.
     """
     from penstock.exec.drawing import Drawing  # torch comes with it
 
@@ -92,11 +92,11 @@ def _go_wrong(fault: str) -> None:
         case "lacks memory":
             _ask_for_too_much()
         case "is killed":
-            os.kill(os.getpid(), signal.SIGKILL)  # as a system without memory does
+            os.kill(os.getpid(), signal.SIGKILL)  # as a system that is out of memory does
 
 
 def _ask_for_too_much() -> None:
-    """Allocate beyond a limit, as a batch that is too large for the machine does."""
+    """Allocate beyond a limit, as a batch too large for the machine would."""
     import torch
 
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -110,7 +110,7 @@ def _ask_for_too_much() -> None:
 
 
 def main() -> None:
-    """Be the product's process, with a runner that goes wrong."""
+    """Run the product's runner process with a faulty runner."""
     prepare = runner_process._prepare
 
     def prepare_faulty() -> Any:

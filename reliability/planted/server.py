@@ -1,4 +1,4 @@
-"""`penstock`, but its runner's process is `planted.runner`, in which marked requests go wrong.
+"""Runs `penstock` with `planted.runner` as its runner's process, in which marked requests fail.
 
 The product has no switch for faults: this program replaces one name before it runs the product's own command line.
 """

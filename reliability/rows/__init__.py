@@ -1,1 +1,1 @@
-"""The rows of the table, a module for each group that is tried in the same way."""
+"""The rows of the table, one module for each group that is tested in the same way."""

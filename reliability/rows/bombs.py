@@ -1,4 +1,4 @@
-"""R28: forms of answers and prompts that are meant to cost much: nobody else waits for them."""
+"""R28: forms of answers and prompts that are meant to be costly: no other request waits for them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ GIANT_CHARS = 500_000
 GIANTS = 16
 MOST_TOKENS = 7900
 VERDICT_SECONDS = 120.0
-"""At most: forms wait for one another, and have what streams and chats leave of the processors."""
+"""Most seconds to a verdict: forms wait for one another, and get the processor time that streams and chats leave."""
 ANSWER_SECONDS = 12.0
-"""Of a long answer: then its client leaves."""
+"""Seconds of a long answer after which its client leaves."""
 STALL_SECONDS = 0.2
 
 
@@ -36,7 +36,7 @@ def _nested(depth: int) -> dict[str, Any]:
 
 
 def _required(of: dict[str, Any], count: int) -> dict[str, Any]:
-    """A document of thousands of tokens, each of its names required: costly to compile, or to find an ending in."""
+    """Return a schema of thousands of tokens, with every name required: costly to compile, or to find an ending in."""
     names = {f"p{index}": of for index in range(count)}
     return {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
 
@@ -82,7 +82,7 @@ BOMBS = _bombs()
 
 
 def grammar_bombs(depth: Depth, progress: Progress) -> Measured:
-    """Eight at once, each form anew each time, beside a stream and beside chats that have no form."""
+    """Send eight forms at once, changed each time so that none is cached, beside a stream and chats without a form."""
     rounds = depth.of(10)
     progress.expect(rounds * len(BOMBS))
     with serving(*APART, "--kv-cache-memory", "256MiB") as server:
@@ -115,11 +115,11 @@ async def _measure(server: Server, rounds: int, progress: Progress) -> Measured:
 async def _bomb(
     server: Server, room: asyncio.Semaphore, form: dict[str, Any], round_: int, progress: Progress
 ) -> tuple[float, Answer]:
-    """A form that nobody sent before: seconds to its verdict, the first byte of an answer or a refusal."""
+    """Send a form for the first time; returns the seconds to its verdict: the first byte of an answer or a refusal."""
     anew = json.loads(json.dumps(form).replace("x", f"x{round_}x")) if round_ else form
     async with room:
         began = now()
-        long = "required" in str(form)  # no document of fewer tokens
+        long = "required" in str(form)  # such a document cannot have fewer tokens
         body = {"prompt": "x", "structured_outputs": anew, "stream": True, "temperature": 1, "seed": round_}
         body["max_tokens"] = MOST_TOKENS if long else 8
         leaves = ANSWER_SECONDS if long else inf
@@ -131,7 +131,7 @@ async def _bomb(
 
 
 async def _giant(server: Server, room: asyncio.Semaphore, number: int) -> tuple[float, Answer]:
-    """A prompt as long as is tokenised at all: seconds to its tokens, or to a refusal."""
+    """Send a prompt of the greatest length that is tokenised; returns the seconds to its tokens, or to a refusal."""
     async with room:
         began = now()
         answer = await ask(

@@ -1,4 +1,4 @@
-"""C1: what it costs that the runner is a process of its own."""
+"""C1: the cost of running the runner in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.server import APART, Server, serving
 __all__ = ["process"]
 
 NEW_TOKENS = {1: 96, 8: 64, 32: 32}
-"""Streams at once -> tokens of each: a second or two."""
+"""Streams at once -> tokens of each stream, for a second or two of work."""
 PROMPT_TOKENS = 32
 SHARE = 0.97
 OPTIONS = ("--kv-cache-memory", "256MiB", "--max-num-seqs", "32")
@@ -22,9 +22,9 @@ TOGETHER = ("--runner", "in-process")
 
 
 def process(depth: Depth, progress: Progress) -> Measured:
-    """Throughput beside that of a server of one process; a round is apart, together, together, apart.
+    """Compare throughput with that of a server of one process; a round is apart, together, together, apart.
 
-    Both are asked the same: how soon an answer comes depends on how much of it repeats, and is guessed.
+    Both get the same requests: the speed of an answer depends on how much of it repeats, and can be guessed.
     """
     rounds = depth.of(15, 3)
     progress.expect(rounds + 1)
@@ -50,7 +50,7 @@ def process(depth: Depth, progress: Progress) -> Measured:
 
 
 async def _burst(server: Server, streams: int, seed: str) -> float:
-    """Seconds until so many streams, begun at once, have ended. Each seed is new to a server: nothing is cached."""
+    """Return the seconds until `streams` streams, begun at once, have ended. Each seed is new: nothing is cached."""
     chance = random.Random(f"{seed} {streams}")
     began = now()
     answers = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""R7: clients leave at any moment, and what they held comes back."""
+"""R7: clients leave at any moment, and all that they held is freed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["disconnects"]
 AT_ONCE = 10
 MOST_SECONDS = 1.0
 POOL = 6
-"""Threads that a pool may start later: it has a most, and no more are forgiven."""
+"""Threads that a pool may still start later: pools are bounded, so any more threads are a leak."""
 OPTIONS = (*APART, "--kv-cache-memory", "128MiB", "--max-num-seqs", "6")
 MOMENTS = ("half a head", "no body", "half a body", "at once", "soon", "later", "first bytes", "end")
 CANARY = Request(
@@ -30,13 +30,13 @@ CANARY = Request(
 
 
 def disconnects(depth: Depth, progress: Progress) -> Measured:
-    """Batches of clients that leave; beside every second batch one that stays."""
+    """Run batches of clients that leave; beside every second batch one client stays."""
     count = depth.of(1000)
     progress.expect(count)
     chance, misses, returned = random.Random(7), [], []
     with serving(*OPTIONS) as server:
         want = said(answers_to(server, [CANARY])[0])
-        answers_to(server, mixed_requests(40, 8))  # its grammar worker and all its threads are there from now on
+        answers_to(server, mixed_requests(40, 8))  # from here on its grammar worker and all its threads exist
         asyncio.run(_leave_together(server, chance, AT_ONCE))
         wait_until(server.idle, 30)
         held = (descriptors(server.pid), threads(server.pid))
@@ -58,7 +58,7 @@ def disconnects(depth: Depth, progress: Progress) -> Measured:
 
 
 async def _batch(server: Server, chance: random.Random, stays: bool) -> Answer | None:
-    """Some clients that leave, and the answer of one that stays, where one does."""
+    """Run some clients that leave; returns the answer of the client that stays, if one does."""
     if not stays:
         await _leave_together(server, chance, AT_ONCE)
         return None
@@ -72,7 +72,7 @@ async def _leave_together(server: Server, chance: random.Random, count: int) -> 
 
 
 async def _leave(server: Server, chance: random.Random) -> None:
-    """One client: it sends a request, or some of it, and goes, in order or by a reset."""
+    """Run one client: it sends a request, or part of one, and leaves, orderly or by a reset."""
     moment, reset = chance.choice(MOMENTS), chance.random() < 0.5
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     head, body = _sent(chance)
@@ -96,13 +96,13 @@ async def _last(reader: asyncio.StreamReader) -> None:
     """Read until the answer's last event, or its end."""
     seen = b""
     while b"[DONE]" not in seen and (piece := await reader.read(1 << 16)):
-        seen = (seen + piece)[-256:]  # the event's id and the end of the body stand behind it
+        seen = (seen + piece)[-256:]  # the event's id and the end of the body follow it
         if b"[DONE]" not in seen and piece.endswith(b"}"):
             return
 
 
 def _sent(chance: random.Random) -> tuple[bytes, bytes]:
-    """A request: short or long, whole or streamed, with a form that nobody compiled before now and then."""
+    """Make a request: short or long, whole or streamed, now and then with a form that was never compiled before."""
     request = random_request(chance, 60)
     body: dict[str, Any] = request.streamed() if chance.random() < 0.6 else dict(request.body)
     if "prompt" in body and chance.random() < 0.3:

@@ -1,4 +1,4 @@
-"""R13 to R15, R31: a runner that stands still, a server that is killed, a runner that cannot live, an orderly end."""
+"""R13 to R15, P4, R31: a runner that hangs, a server that is killed, a runner that always dies, an orderly end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def hang(depth: Depth, progress: Progress) -> Measured:
 
 
 def _longest_step(server: Server, answers: list[Answer]) -> float:
-    """How long steps have taken at most, seen from outside: a pause of a stream, or a prompt as large as one step."""
+    """Measure the longest step from outside: a pause of a stream, or a prompt as large as one step."""
     body = {"prompt": [1, *range(100, 355)], "max_tokens": 1, "temperature": 0}
     began = time.monotonic()
     httpx.post(f"{server.url}{COMPLETIONS}", json=body, timeout=60).raise_for_status()
@@ -60,18 +60,18 @@ def _longest_step(server: Server, answers: list[Answer]) -> float:
 
 
 async def _stopped(server: Server, requests: list[Request]) -> tuple[float, list[Answer]]:
-    """Seconds until a stopped runner is found, and the answers."""
+    """Return the seconds until a stopped runner is found, and the answers."""
     streams = asyncio.ensure_future(gather(server.url, requests))
     await asyncio.sleep(0.5)
     pid = server.runner()
     os.kill(pid, signal.SIGSTOP)
-    # A stopped process cannot say where it is when it is asked to, and is given a second for that: it was found before.
+    # SIGABRT asks a hung runner for its stacks; it has a second to answer. A pending SIGABRT shows that it was found.
     seconds = await asyncio.to_thread(wait_until, lambda: gone(pid) or awaits(pid, signal.SIGABRT), 60.0)
     return seconds, await streams
 
 
 def stuck_start(depth: Depth, progress: Progress) -> Measured:
-    """P4: the runner is killed under streams, and the one that follows stands still before it has loaded the model."""
+    """P4: the runner is killed under streams, and the next runner hangs before it has loaded the model."""
     trials = depth.of(5, 1)
     progress.expect(trials)
     requests, misses, found = mixed_requests(8, 64), [], []
@@ -89,7 +89,7 @@ def stuck_start(depth: Depth, progress: Progress) -> Measured:
 
 
 async def _stuck_anew(server: Server, requests: list[Request]) -> tuple[float, list[Answer]]:
-    """Seconds until a runner that was stopped while it loads is found (it is let go if it is not), and the answers."""
+    """Return the seconds until a runner that hangs while it loads is found (if not, it is resumed), and the answers."""
     streams = asyncio.ensure_future(gather(server.url, requests))
     await asyncio.sleep(0.5)
     before = server.runner()
@@ -104,7 +104,7 @@ async def _stuck_anew(server: Server, requests: list[Request]) -> tuple[float, l
 
 
 def orphans(depth: Depth, progress: Progress) -> Measured:
-    """R14: the server is killed (SIGKILL): idle, at work, and while its runner is being started anew."""
+    """R14: the server is killed (SIGKILL): idle, at work, and while its runner restarts."""
     trials = depth.of(30, 3)
     progress.expect(trials)
     misses, found = [], []
@@ -123,10 +123,10 @@ def orphans(depth: Depth, progress: Progress) -> Measured:
 
 
 def _end_of_family(server: Server, moment: str) -> float:
-    """Kill the server, and wait for all that it had started."""
+    """Kill the server, and wait until all processes that it had started are gone; returns the seconds."""
     if moment != "idle":
         form = {"structured_outputs": {"regex": "(yes|no)"}}
-        httpx.post(f"{server.url}{COMPLETIONS}", json={"prompt": "x"} | form, timeout=60)  # its grammar worker is there
+        httpx.post(f"{server.url}{COMPLETIONS}", json={"prompt": "x"} | form, timeout=60)  # starts its grammar worker
         _have_at_work(server)
     if moment == "restarting":
         os.kill(server.runner(), signal.SIGKILL)
@@ -138,7 +138,7 @@ def _end_of_family(server: Server, moment: str) -> float:
 
 
 def _have_at_work(server: Server) -> None:
-    """Have a long answer under way, which a thread reads until it breaks off."""
+    """Start a long answer, which a thread reads until it breaks off."""
     began = threading.Event()
     stream = ask(server.url, COMPLETIONS, LONG | {"stream": True}, on_event=lambda _: began.set())
     threading.Thread(target=asyncio.run, args=(stream,), daemon=True).start()
@@ -157,7 +157,7 @@ def _can_listen(port: int) -> bool:
 
 
 def crash_loop(depth: Depth, progress: Progress) -> Measured:
-    """R15: each runner is killed as soon as it is there."""
+    """R15: each runner is killed as soon as it exists."""
     trials = depth.of(5, 1)
     progress.expect(trials)
     misses, starts = [], []
@@ -188,7 +188,7 @@ async def _kill_each(server: Server) -> tuple[set[int], Answer]:
 
 
 def termination(depth: Depth, progress: Progress) -> Measured:
-    """R31: SIGTERM with 32 streams; every second time another one follows."""
+    """R31: SIGTERM with 32 streams; in every second trial a second SIGTERM follows."""
     trials = depth.of(10, 2)
     progress.expect(trials)
     requests, misses, ended = mixed_requests(32, 64), [], []
@@ -210,7 +210,7 @@ def termination(depth: Depth, progress: Progress) -> Measured:
 
 
 async def _terminated(server: Server, requests: list[Request], twice: bool) -> tuple[float, list[Answer], list[str]]:
-    """Seconds until the server had ended, the answers, and what was wrong with its refusals meanwhile."""
+    """Return the seconds until the server had ended, the answers, and what was wrong with its refusals meanwhile."""
     streams = asyncio.ensure_future(gather(server.url, requests))
     await asyncio.sleep(1.0)
     below, began = family(server.pid)[1:], time.monotonic()
@@ -227,13 +227,13 @@ async def _terminated(server: Server, requests: list[Request], twice: bool) -> t
 
 
 def _takes_more(server: Server) -> list[str]:
-    """What a server that is ending should refuse, and does not."""
+    """List what a server that is ending should refuse, and does not."""
     wrong = []
     for path, body in (("/health/ready", None), (COMPLETIONS, {"prompt": "x", "max_tokens": 1})):
         try:
             with httpx.Client(timeout=30) as client:
                 answer = client.get(server.url + path) if body is None else client.post(server.url + path, json=body)
-        except httpx.TransportError:  # no connection: a balancer takes that for not ready, too
+        except httpx.TransportError:  # no connection: a balancer treats that as not ready too
             continue
         if answer.status_code != 503:
             wrong.append(f"{path} was answered {answer.status_code} after SIGTERM")

@@ -1,4 +1,4 @@
-"""D9: floods of large requests; what they took of the machine's memory comes back."""
+"""D9: floods of large requests; the memory that they took is freed again."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["floods"]
 
 FLOODS = 10
 WARM_UPS = 4
-"""Floods before them, which fill caches that are bounded: compiled grammars, words of the tokenizer."""
+"""Floods before the measured ones; they fill bounded caches: compiled grammars, words of the tokenizer."""
 REQUESTS = 300
-"""In one flood, of all kinds together."""
+"""Requests in one flood, of all kinds together."""
 AT_ONCE = 24
 MOST_GROWTH = 0.15
 REST_SECONDS = 8.0
-"""From the last answer until memory is looked at: freed memory goes back after two seconds without work."""
+"""Seconds from the last answer until memory is measured: freed memory is returned after two seconds without work."""
 STORES = ("requests", "outputs", "stored_responses", "stored_completions")
 MIB = 1 << 20
 
 
 @dataclass
 class _Flood:
-    """What came of one flood."""
+    """Holds the outcome of one flood."""
 
     stored: list[str] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Flood:
 
 
 def floods(depth: Depth, progress: Progress) -> Measured:
-    """Memory of the server and its runner at rest: behind the first floods, and behind more of them."""
+    """Compare the memory of the server and its runner at rest: after the first floods, and after more of them."""
     count = depth.of(FLOODS, quick=2)
     progress.expect((WARM_UPS + count) * REQUESTS)
     chance, misses = random.Random(9), []
@@ -103,19 +103,19 @@ async def _flood(server: Server, chance: random.Random) -> tuple[_Flood, int]:
 
 
 async def _long_prompt(server: Server, chance: random.Random) -> Answer:
-    """As long as the context allows."""
+    """Send a prompt as long as the context allows."""
     text = "".join(chance.choices("abcdefgh ", k=3500))
     return await ask(server.url, COMPLETIONS, {"prompt": text, "max_tokens": 4}, seconds=300)
 
 
 async def _large_body(server: Server, chance: random.Random) -> Answer:
-    """Megabytes that become more when they are read, and no request in the end."""
+    """Send megabytes that grow when they are parsed, and turn out to be no valid request."""
     ids = [chance.randrange(256) for _ in range(400_000)]
     return await ask(server.url, COMPLETIONS, {"prompt": ids, "max_tokens": 4}, seconds=300)
 
 
 async def _large_schema(server: Server, chance: random.Random) -> Answer:
-    """A form that nobody has sent before."""
+    """Send a form that was never sent before."""
     names = [f"field_{chance.randrange(10**9)}" for _ in range(40)]
     schema = {"type": "object", "properties": {name: {"type": "string", "maxLength": 5} for name in names}}
     body = {"prompt": "a", "max_tokens": 8, "structured_outputs": {"json": schema}}
@@ -123,14 +123,14 @@ async def _large_schema(server: Server, chance: random.Random) -> Answer:
 
 
 async def _stored(server: Server, chance: random.Random) -> Answer:
-    """An answer with its log probabilities, which is stored."""
+    """Have an answer stored, with its log probabilities."""
     body: dict[str, Any] = {"input": f"{chance.random()}", "max_output_tokens": 100, "top_logprobs": 20}
     body["include"] = ["message.output_text.logprobs"]
     return await ask(server.url, "/v1/responses", body, seconds=300)
 
 
 async def _aborted(server: Server, chance: random.Random) -> None:
-    """A stream whose reader leaves."""
+    """Begin a stream whose reader leaves."""
     body = {"messages": [{"role": "user", "content": f"{chance.random()}"}], "max_tokens": 2000, "stream": True}
     scored = body | {"logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     begun = asyncio.Event()
@@ -146,14 +146,14 @@ KINDS = (_long_prompt, _large_body, _large_schema, _stored, _aborted)
 
 
 def _forget(server: Server, stored: list[str]) -> list[str]:
-    """Delete what was stored, as far as the server has not dropped it for newer ones."""
+    """Delete the stored answers, unless the server has dropped them already for newer ones."""
     with httpx.Client(base_url=server.url, timeout=60) as http:
         found = [http.delete(f"/v1/responses/{each}").status_code for each in stored]
     return [f"deleting a stored response: HTTP {status}" for status in set(found) - {200, 404}]
 
 
 def _at_rest(server: Server) -> int:
-    """Memory once nothing is done any more."""
+    """Return the memory in use once the server is idle."""
     if wait_until(server.idle, 60.0) == float("inf"):
         raise RuntimeError("the server did not come to rest within a minute")
     time.sleep(REST_SECONDS)

@@ -1,4 +1,4 @@
-"""R23 and R24: requests made from the server's own OpenAPI document, and requests that no schema would think of."""
+"""R23 and R24: requests made from the server's own OpenAPI document, and requests that no schema would produce."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALUES: tuple[Any, ...] = (
     [{"role": "user", "content": "x"}], [{"role": "tool", "content": "x"}], [{"type": "function", "function": {}}],
     {"include_usage": True}, {"include_usage": 5}, [["a", "b"], ["c"]], {"__proto__": 1}, "none", "required",
 )  # fmt: skip
-"""For any field: ends of ranges and beyond, text that breaks things, right values of other fields."""
+"""Values for any field: ends of ranges and beyond, text that breaks things, right values of other fields."""
 
 _OFTEN: dict[str, tuple[Any, ...]] = {
     "max_tokens": (None, 1, 5, 12, 10**9), "min_tokens": (0, 1, 3, 10**9), "n": (1, 2, 4, 16, 17, 10**6),
@@ -59,11 +59,11 @@ _OFTEN: dict[str, tuple[Any, ...]] = {
     "prompt": ("", "y" * 40, [0], [5, 6, 7], [299], [300], [[1], []], [[1], [2, 3]], ["a", "b"], "x" * 900),
     "stream_options": ({"include_usage": True},), "add_special_tokens": (True, False), "priority": (0, 5, -5),
 }  # fmt: skip
-"""Of fields that change what is computed: values that are or nearly are right."""
+"""Values, right or nearly right, of fields that change what is computed."""
 
 
 def semantic_fuzz(depth: Depth, progress: Progress) -> Measured:
-    """R24: pairs of fields, each with a value of its own or of any other kind."""
+    """R24: pairs of fields, each with one of its own values or any other value."""
     count = depth.of(PAIRS)
     progress.expect(count)
     with tiny_model(1024) as model, serving(str(model), *OPTIONS) as server:
@@ -98,7 +98,7 @@ async def _pairs(server: Server, canary: Canary, count: int, progress: Progress)
 
 
 def _fields(server: Server) -> dict[str, list[str]]:
-    """The fields that each generating path knows."""
+    """Return the fields that each generating path knows."""
     paths = httpx.get(f"{server.url}/openapi.json", timeout=30).json()["paths"]
     return {
         path: sorted(paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"])
@@ -127,7 +127,7 @@ def _pair(fields: dict[str, list[str]], chance: random.Random) -> tuple[str, dic
 
 
 def _wrong(path: str, answer: Answer) -> str:
-    """What is wrong with an answer, whatever was asked; "" for nothing."""
+    """Say what is wrong with an answer, whatever was asked; "" if nothing is."""
     if answer.broken:
         return answer.broken
     error = answer.error
@@ -140,7 +140,7 @@ def _wrong(path: str, answer: Answer) -> str:
 
 
 def _aftermath(server: Server) -> list[str]:
-    """What is wrong with the server when all is over."""
+    """List what is wrong with the server when all requests have ended."""
     wrong = [] if wait_until(server.idle, 60) < 60 else ["blocks are missing when all is over"]
     failed = server.metric("penstock:engine_steps_failed_total")
     return [*wrong, f"{failed:.0f} steps failed"] if failed else wrong
@@ -156,7 +156,7 @@ def _short(body: Any) -> str:
 
 
 def schema_fuzz(depth: Depth, progress: Progress) -> Measured:
-    """R23: schemathesis, right requests and wrong ones, for every operation."""
+    """R23: schemathesis makes valid and invalid requests for every operation."""
     examples = depth.of(EXAMPLES, 10)
     with tiny_model(1024) as model, serving(str(model), *OPTIONS) as server:
         canary = Canary(CANARY)
@@ -184,7 +184,7 @@ def _every_operation(
 
     document = httpx.get(f"{server.url}/openapi.json", timeout=30).json()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the tool's own: of schemas that it thinks unusual, and of its dependencies
+        warnings.simplefilter("ignore")  # the tool's own: about schemas that it finds unusual, and its dependencies
         schema = schemathesis.openapi.from_dict(_with_the_model(document, server))
         schema.config.update(base_url=server.url)
         found: Any = schema.get_all_operations()
@@ -198,7 +198,7 @@ def _every_operation(
 
 
 def _with_the_model(document: dict[str, Any], server: Server) -> dict[str, Any]:
-    """The document, with the one model's name: any other would be refused before all else is read."""
+    """Return the document with the one model's name: any other name would be refused before anything else is read."""
     name = httpx.get(f"{server.url}/v1/models", timeout=30).json()["data"][0]["id"]
     for path in document["paths"].values():
         for operation in path.values():
@@ -228,7 +228,7 @@ def _examples(operation: Any, mode: Any, examples: int, statuses: Counter[str]) 
 
     try:
         send()
-    except Unsatisfiable:  # an operation without parameters has nothing that could be wrong
+    except Unsatisfiable:  # an operation without parameters has nothing that could be invalid
         pass
     except Exception as error:
         wrong.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")

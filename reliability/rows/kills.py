@@ -1,4 +1,4 @@
-"""R10 and R11: the runner's process is killed while streams run; every stream goes on to the byte."""
+"""R10 and R11: the runner's process is killed while streams run; every stream continues, exact to the byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STREAMS = 32
 NEW_TOKENS = 96
 FIRST_TOKEN_SECONDS = 3.0
 IN_TRANSIT = 0.1
-"""Seconds after a kill in which events may still come that were computed before it; no process starts so quickly."""
+"""Seconds after a kill in which events computed before it may still come; no process starts so quickly."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class _Killing:
     events: list[float] = field(default_factory=list)
 
     async def batch(self, requests: list[Request], kills: int, progress: Progress) -> tuple[list[Answer], int]:
-        """Send all `requests`; the answers, and how many kills there were, at most `kills`."""
+        """Send all `requests`; returns the answers, and how many kills there were, at most `kills`."""
         self.events.clear()
         streams = [asyncio.ensure_future(self._stream(each)) for each in requests]
         done = 0
@@ -65,7 +65,7 @@ class _Killing:
         return True
 
     async def _gap(self, killed: float, streams: Sequence[asyncio.Future[Answer]]) -> float:
-        """Seconds from the kill to the first token that another process has computed; NaN where none was left to."""
+        """Return the seconds from the kill to the first token of another process; NaN if no token was left."""
         while not self.events or self.events[-1] < killed + IN_TRANSIT:
             if all(each.done() for each in streams):
                 return float("nan")
@@ -74,7 +74,7 @@ class _Killing:
 
 
 def kills_under_streams(depth: Depth, progress: Progress) -> Measured:
-    """R11: batches of streams, whose runner is killed as long as a quarter of them runs."""
+    """R11: batches of streams, whose runner is killed as long as at least a quarter of them run."""
     kills = depth.of(100)
     progress.expect(kills)
     requests = mixed_requests(STREAMS, NEW_TOKENS)
@@ -96,7 +96,7 @@ def kills_under_streams(depth: Depth, progress: Progress) -> Measured:
 
 
 def _loads(server: Server) -> list[float]:
-    """Seconds that each new process took until it could compute, as the server's log says; shortest first."""
+    """Return the seconds that each new process took until it could compute, from the server's log; shortest first."""
     return sorted(
         float(each) for each in re.findall(r"a new process computes, pid \d+, after ([\d.]+) s", server.said())
     )
@@ -109,7 +109,7 @@ def restarts(depth: Depth, progress: Progress) -> Measured:
     body = {"prompt": "One", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
     found: dict[str, list[float]] = {}
     with (
-        tempfile.TemporaryDirectory() as store,  # which a server has by default, and not among the rows
+        tempfile.TemporaryDirectory() as store,  # a server has a store by default, but not in the other rows
         serving(*APART, "--kv-cache-memory", "256MiB", "--kv-store", store) as server,
     ):
         for name, requests in {

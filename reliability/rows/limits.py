@@ -29,7 +29,7 @@ SMALL = (*APART, "--kv-cache-memory", "128MiB")
 
 
 def company(depth: Depth, progress: Progress) -> Measured:
-    """R4: each request alone, then all together in a cache too small for them."""
+    """R4: each request alone, then all together in a KV cache too small for them."""
     count = depth.of(500)
     progress.expect(2 * count)
     requests = mixed_requests(count, 96, seed=21)
@@ -55,7 +55,7 @@ def _alone(server: Server, request: Request, progress: Progress) -> dict[str, An
 
 
 def exhaustion(depth: Depth, progress: Progress) -> Measured:
-    """R18: requests that need many times the cache, again and again."""
+    """R18: requests that need many times the KV cache, again and again."""
     rounds = depth.of(10)
     progress.expect(rounds)
     requests, misses = mixed_requests(48, 160, seed=23), []
@@ -79,11 +79,11 @@ def exhaustion(depth: Depth, progress: Progress) -> Measured:
 
 DEADLINE = 2.0
 LATE = 1.0
-"""Seconds after the deadline: a step, and the machine's other work."""
+"""Seconds after the deadline that are allowed: for a step, and the machine's other work."""
 
 
 def deadlines(depth: Depth, progress: Progress) -> Measured:
-    """R19: requests that take longer than the server, or they, allow: running and queued, whole and streamed."""
+    """R19: requests that outlast the server's timeout or their own: running and queued, whole and streamed."""
     rounds = depth.of(10)
     progress.expect(2 * rounds)
     own = {"x-request-timeout": str(DEADLINE)}
@@ -95,7 +95,7 @@ def deadlines(depth: Depth, progress: Progress) -> Measured:
             for _ in range(rounds):
                 answers = asyncio.run(_at_once(server, [body, body | {"stream": True}] * 5, headers))
                 seconds += [each.ended - each.sent for each in answers]
-                # One that could not begin in its own time is told so at once.
+                # A request that could not begin within its own timeout is refused at once.
                 wrong = [each for each in answers if not (_timed_out(each) or (headers and each.status == 429))]
                 misses += [f"ended with {each.describe() or 'no error'}" for each in wrong]
                 if wait_until(server.idle, 10) > 1.0:
@@ -116,11 +116,11 @@ async def _at_once(server: Server, bodies: list[dict[str, object]], headers: Map
 
 
 Case = Callable[[ExitStack], tuple[Server, list[str]]]
-"""Starts a server under some want, and says what went wrong in it so far."""
+"""Starts a server that lacks something, and returns it with what has gone wrong so far."""
 
 
 def disk_and_descriptors(depth: Depth, progress: Progress) -> Measured:  # noqa: ARG001 (each is tried once)
-    """R33: a server under each want answers as one without."""
+    """R33: a server that lacks something answers as a server that lacks nothing."""
     cases: dict[str, Case] = {
         "the disk that --record writes to is full": _full_disk,
         "nobody reads its log": _closed_log,
@@ -159,7 +159,7 @@ def _closed_log(stack: ExitStack) -> tuple[Server, list[str]]:
 
 
 def _few_descriptors(stack: ExitStack) -> tuple[Server, list[str]]:
-    """Connections beyond the limit are made and left; the server answers again when they are gone."""
+    """Open more connections than the limit and close them; the server must answer again when they are gone."""
     server = stack.enter_context(serving(*SMALL, before=_limited(resource.RLIMIT_NOFILE, 64)))
     held: list[socket.socket] = []
     with suppress(OSError):
@@ -177,14 +177,14 @@ def _answers(server: Server) -> bool:
 
 
 def _nowhere_to_write(stack: ExitStack) -> tuple[Server, list[str]]:
-    """Home, cache and the folder of temporary files are where not even root can write."""
+    """Put home, cache and the folder of temporary files where not even root can write."""
     model = pull(DEFAULT_MODEL, default_cache_dir(os.environ), show_progress=False)
     places = dict.fromkeys(("PENSTOCK_CACHE", "HOME", "TMPDIR", "XDG_CACHE_HOME"), "/proc/nowhere")
     return stack.enter_context(serving(str(model), *SMALL, environment=places)), []
 
 
 def _small_files(stack: ExitStack) -> tuple[Server, list[str]]:
-    """As a disk that fills up in the middle of a record; RLIMIT_FSIZE sends SIGXFSZ, which Python ignores."""
+    """Imitate a disk that fills up in the middle of a record; RLIMIT_FSIZE sends SIGXFSZ, which Python ignores."""
     record = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "trace"
     limit = _limited(resource.RLIMIT_FSIZE, 16 << 10)
     return stack.enter_context(serving(*SMALL, "--record", str(record), before=limit)), []
@@ -198,7 +198,7 @@ def _limited(what: int, most: int) -> Callable[[], None]:
 
 
 def clock_jumps(depth: Depth, progress: Progress) -> Measured:
-    """The wall clocks of both processes jump by an hour, to and fro, while streams run."""
+    """The wall clocks of both processes jump by an hour, back and forth, while streams run."""
     jumps = depth.of(100)
     progress.expect(jumps)
     requests, misses = mixed_requests(8, 96, seed=31), []

@@ -1,4 +1,4 @@
-"""R16 and R17: ten times the load that can be served, and one caller that floods beside callers that do not."""
+"""R16 and R17: ten times the load that the server can serve, and one caller that floods beside callers that do not."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ GOODPUT = 0.95
 REFUSAL_SECONDS = 0.05
 QUEUE = 64
 CALLERS = 32
-"""As many as run at once."""
+"""Callers at the peak: as many as the requests that run at once."""
 OPTIONS = (*APART, "--kv-cache-memory", "256MiB", "--max-num-seqs", str(CALLERS), "--max-queued-requests", str(QUEUE))
-"""A bound on the queue is what keeps the wait of those who are taken short: this many requests wait at most."""
+"""The bound on the queue keeps the wait of accepted requests short: at most this many requests wait."""
 
 
 def _body(chance: random.Random) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def _body(chance: random.Random) -> dict[str, Any]:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of all do not exceed; NaN of none."""
+    """Return the value that `share` of all values do not exceed; NaN if there are none."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else float("nan")
 
 
@@ -47,7 +47,7 @@ def _request(chance: random.Random, headers: Mapping[str, str] | None = None) ->
 
 
 def _peak(server: Server, seconds: float) -> tuple[float, float]:
-    """Answers a second with as many callers as can run at once, each waiting for its answer; p99 first token."""
+    """Measure answers a second and p99 TTFT with as many callers as can run at once, each waiting for its answer."""
     chance, began = random.Random(1), now()
 
     def again() -> bytes | None:
@@ -61,7 +61,7 @@ def _peak(server: Server, seconds: float) -> tuple[float, float]:
 def open_loop(
     request: Callable[[random.Random], bytes], rate: float, seconds: float, seed: int
 ) -> Iterator[tuple[float, bytes]]:
-    """Requests at random moments, `rate` a second on average, whether others are answered or not."""
+    """Yield requests at random moments, `rate` a second on average, whether others are answered or not."""
     chance, after = random.Random(seed), 0.0
     while after < seconds:
         yield after, request(chance)
@@ -69,7 +69,7 @@ def open_loop(
 
 
 def tenfold(depth: Depth, progress: Progress) -> Measured:
-    """R16: open loop."""
+    """R16: ten times the peak rate, in an open loop."""
     seconds = depth.of(SECONDS, 20)
     progress.expect(1)
     with serving(*OPTIONS) as server:
@@ -87,7 +87,7 @@ def tenfold(depth: Depth, progress: Progress) -> Measured:
 def _judge_overload(
     answers: list[Answer], seconds: float, peak: float, wait_at_peak: float, back: float, sender: float
 ) -> Measured:
-    """Args: `sender`: the share of the processors that this process took from the server, to send and to read."""
+    """Judge R16; `sender` is the share of the processors that this process took from the server to send and read."""
     taken = [each for each in answers if each.finished]
     refused = [each for each in answers if each.status == 429]
     lost = [each for each in answers if not each.finished and each.status != 429]
@@ -119,7 +119,7 @@ def _judge_overload(
 
 
 def flood(depth: Depth, progress: Progress) -> Measured:
-    """R17: nine keys ask now and then, one asks for ten times what can be served."""
+    """R17: nine keys send requests now and then; one sends ten times what the server can serve."""
     seconds = depth.of(SECONDS, 20)
     progress.expect(1)
     keys = [f"tenant-{number}-of-the-row" for number in range(10)]
@@ -141,7 +141,7 @@ def flood(depth: Depth, progress: Progress) -> Measured:
 
 
 def _flooded(server: Server, keys: list[str], seconds: float) -> tuple[float, list[Answer], list[Answer]]:
-    """Answers a second that can be served, and the nine keys' answers without the flood and beside it."""
+    """Return the server's capacity in answers a second, and the nine keys' answers without and beside the flood."""
 
     def of(names: list[str]) -> Callable[[random.Random], bytes]:
         return lambda chance: _request(chance, {"Authorization": f"Bearer {chance.choice(names)}"})

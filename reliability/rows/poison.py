@@ -1,4 +1,4 @@
-"""R12, R20 and planted faults: a marked request goes wrong wherever it is computed, and others must not notice."""
+"""R12, R20 and planted faults: a marked request fails wherever it is computed, and others must not notice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESTARTED = "a new process computes"
 def _try(
     faults: Sequence[str], codes: Sequence[str], most_restarts: int, depth: Depth, progress: Progress, deep: int
 ) -> Measured:
-    """Send a request of each fault in turn among good ones; `codes` are those that its error may have."""
+    """Send a request with each fault in turn among good ones; `codes` are the error codes that it may end with."""
     trials = depth.of(deep, max(len(faults), deep // 10))
     progress.expect(trials)
     requests = mixed_requests(GOOD, NEW_TOKENS)
@@ -46,7 +46,7 @@ def _try(
             if restarts[-1] > most_restarts:
                 misses.append(f"one that {fault} cost {restarts[-1]} restarts")
             progress.update()
-        for fault in dict.fromkeys(faults):  # and with nobody beside it, whose steps would show that the runner is well
+        for fault in dict.fromkeys(faults):  # and alone: steps of other requests would show that the runner is well
             bad, _ = asyncio.run(_together(server, [], fault, 0.0))
             misses += [f"alone: {each}" for each in _of_the_bad(fault, bad, codes)]
         if misses and wait_until(lambda: server.process.poll() is not None, 3) < 3:
@@ -59,7 +59,7 @@ def _try(
 async def _together(
     server: Server, requests: Sequence[Request], fault: str, delay: float
 ) -> tuple[Answer, list[Answer]]:
-    """A marked request that comes a while after the good ones: its answer, and theirs."""
+    """Send a marked request a while after the good ones; returns its answer, and theirs."""
     good = asyncio.ensure_future(gather(server.url, requests))
     await asyncio.sleep(delay)
     body = {"prompt": [1, 2, 3, *mark(fault)], "max_tokens": 20, "temperature": 0}
@@ -68,7 +68,7 @@ async def _together(
 
 
 def _of_the_bad(fault: str, bad: Answer, codes: Sequence[str]) -> list[str]:
-    """What is wrong with a marked request's own end."""
+    """List what is wrong with the way a marked request ended."""
     code = str(bad.error.get("code"))
     if bad.status != 500 or code not in codes:
         return [f"one that {fault} ended with {bad.describe() or 'nothing'}"]

@@ -33,7 +33,7 @@ class _Replica:
         return self._stack.enter_context(serving(*SMALL, ends_with=None))
 
     def restart(self) -> str:
-        """End it in order, and start another; what was wrong with its end, or ""."""
+        """End the server in order, and start another; returns what was wrong with its end, or ""."""
         self.server.process.send_signal(signal.SIGTERM)
         status = self.server.process.wait(60)
         self.server = self._start()
@@ -41,7 +41,7 @@ class _Replica:
 
 
 def rolling_restarts(depth: Depth, progress: Progress) -> Measured:
-    """Every request is answered, and as it would have been."""
+    """R32: every request is answered as it would have been without restarts."""
     restarts = depth.of(RESTARTS, quick=2)
     progress.expect(restarts)
     requests = mixed_requests(30, 48)

@@ -1,4 +1,4 @@
-"""R35: the whole server is killed under responses in the background; the next one makes them, to the byte."""
+"""R35: the whole server is killed under background responses; the next server completes them, exact to the byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 12
 NEW_TOKENS = 96
 PATIENCE = 300.0
 _NOT_COMPARED = ("created_at", "usage")
-"""Of a response: another server begins it at another time, and has cached another part of its prompt."""
+"""Fields of a response that may differ: another server begins it at another time, with another part of it cached."""
 _SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer", "maximum": 120}},
@@ -31,7 +31,7 @@ _FORM = {"format": {"type": "json_schema", "name": "person", "schema": _SCHEMA}}
 
 
 def _bodies() -> list[dict[str, Any]]:
-    """Random, greedy and formed responses in turn, none of which names a seed."""
+    """Make random, greedy and structured responses in turn; none names a seed."""
     prompts = [each.body["prompt"] for each in mixed_requests(MANY, NEW_TOKENS, kinds=KINDS[:1])]
     ways: tuple[dict[str, Any], ...] = ({"temperature": 1.2}, {"temperature": 0}, {"temperature": 0.8, "text": _FORM})
     return [
@@ -41,7 +41,7 @@ def _bodies() -> list[dict[str, Any]]:
 
 
 def _accepted(server: Server, bodies: list[dict[str, Any]]) -> list[str]:
-    """Their ids. An id follows from its idempotency key, and the seed from the id: they are the same on any server."""
+    """Return their ids. The idempotency key determines the id, and the id the seed: both are the same on any server."""
     ids = []
     with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         for index, body in enumerate(bodies):
@@ -57,7 +57,7 @@ def _found(server: Server, response_id: str) -> dict[str, Any]:
 
 
 def _ended(server: Server, ids: list[str]) -> list[dict[str, Any]]:
-    """The responses when none is being made any more; one that is still being made after all patience says so."""
+    """Return the responses once none is in progress; after `PATIENCE`, a response may still say that it is."""
     last = time.monotonic() + PATIENCE
     found = [_found(server, each) for each in ids]
     while any(each["status"] == "in_progress" for each in found) and time.monotonic() < last:
@@ -67,7 +67,7 @@ def _ended(server: Server, ids: list[str]) -> list[dict[str, Any]]:
 
 
 def background_kills(depth: Depth, progress: Progress) -> Measured:
-    """R35: a server accepts responses and is killed, at any moment; so is the one that follows it; a third finishes."""
+    """R35: a server accepts responses and is killed at any moment; so is the next one; a third server finishes."""
     trials = depth.of(20)
     progress.expect(trials)
     chance, misses, bodies = random.Random(3), [], _bodies()
@@ -93,7 +93,7 @@ def background_kills(depth: Depth, progress: Progress) -> Measured:
 
 
 def _killed_after(seconds: float, server: Server, ids: list[str]) -> int:
-    """Kill the server; how many of the responses it had not finished."""
+    """Kill the server; returns how many of the responses it had not finished."""
     time.sleep(seconds)
     left = [each for each in ids if _found(server, each)["status"] == "in_progress"]
     server.process.kill()
@@ -102,7 +102,7 @@ def _killed_after(seconds: float, server: Server, ids: list[str]) -> int:
 
 
 def _difference(want: dict[str, Any], found: dict[str, Any]) -> str:
-    """How a response departs from the undisturbed one; "" where it does not."""
+    """Say how a response differs from the undisturbed one; "" if it does not."""
     for name, value in want.items():
         if name not in _NOT_COMPARED and found.get(name) != value:
             return f"{want['id']}: {name} is {str(found.get(name))[:100]}, not {str(value)[:100]}"

@@ -21,14 +21,14 @@ CLIENTS = 200
 MIB = 1 << 20
 NEW_TOKENS = 2500
 LOGPROBS = 20
-"""Log probabilities of so many tokens make a token of an answer two kilobytes, and the answer five megabytes."""
+"""With this many log probabilities, a token of an answer takes two kilobytes, and the answer five megabytes."""
 SONGS = 5
 PATIENCE_SECONDS = 400.0
-"""For a song that waits in the queue until every reader had a slot: their log probabilities take minutes to write."""
+"""For a canary request that waits until every reader had a slot: writing their log probabilities takes minutes."""
 
 
 def slow_readers(depth: Depth, progress: Progress) -> Measured:
-    """The server's memory with them and without, and how quick another stream is beside them."""
+    """Compare the server's memory with slow readers and without, and the speed of another stream beside them."""
     clients = depth.of(CLIENTS)
     with tiny_model() as model, serving(str(model), "--max-num-seqs", "64") as server:
         progress.expect(clients)
@@ -47,7 +47,7 @@ async def _measure(server: Server, clients: int, progress: Progress) -> Measured
             peak = max(peak, own_bytes(server.pid))
             await asyncio.sleep(0.2)
     progress.update(clients)
-    # They have what they asked for, and have read next to nothing of it.
+    # The readers' answers are complete, but they have read next to nothing of them.
     beside = [await _seconds_of_a_song(canary, server) for _ in range(SONGS)]
     peak = max(peak, own_bytes(server.pid))
     for _, writer in readers:
@@ -70,13 +70,13 @@ async def _seconds_of_a_song(canary: Canary, server: Server) -> float:
 
 
 def _generated(server: Server) -> bool:
-    """Whether nobody generates for a slow reader any more: all is on its way, or they were cut off."""
+    """Whether nothing is generated for slow readers any more: all is on its way, or they were cut off."""
     state = server.health()
     return int(state["running"]) + int(state["waiting"]) <= 1
 
 
 async def _slow_reader(server: Server) -> tuple[asyncio.Task[None], asyncio.StreamWriter]:
-    """A client with a small receive buffer that takes a byte a second."""
+    """Start a client with a small receive buffer that reads a byte a second."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     raw.setblocking(False)

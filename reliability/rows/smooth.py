@@ -1,4 +1,4 @@
-"""S1: streams that go on at the pace of people while long prompts are read, and what that costs the prompts."""
+"""S1: streams keep a reader's pace during the prefill of long prompts, and what that costs the prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAMS = 4
 PROMPTS = 3
 PROMPT_TOKENS = 5400
 SETTLED = 20
-"""Tokens of each stream before the prompts come."""
+"""Tokens of each stream before the prompts are sent."""
 MOST_TOKENS = 2000
 PAUSE_MS = 150
 DEARER = 1.10
@@ -30,7 +30,7 @@ WITHOUT = ("--step-target-ms", "0")
 
 
 def long_prompts(depth: Depth, progress: Progress) -> Measured:
-    """The same scene with the default target of a step and with none, in turns; a first round does not count."""
+    """Play the same scene with the default step target and with none, in turns; the first round does not count."""
     rounds = depth.of(5, 1)
     progress.expect(rounds + 1)
     pauses: list[float] = []
@@ -49,7 +49,7 @@ def long_prompts(depth: Depth, progress: Progress) -> Measured:
 
 
 async def _scene(server: Server, seed: int) -> tuple[list[float], float]:
-    """The pauses of the streams while the prompts are read, and how long that takes; in seconds."""
+    """Return the pauses of the streams during the prompts' prefill, and how long the prompts take; in seconds."""
     chance = random.Random(seed)
     moments: list[list[float]] = [[] for _ in range(STREAMS)]
     settled = asyncio.Event()

@@ -39,9 +39,9 @@ class _Counts:
 
 
 def soak(depth: Depth, progress: Progress) -> Measured:
-    """Requests in portions, memory measured behind each; the first quarter is warm-up.
+    """Send requests in portions, and measure memory after each; the first quarter is warm-up.
 
-    What the server keeps on purpose, up to a bound, is taken off: ids of streams that may be resumed, mostly.
+    Subtracts what the server keeps on purpose, up to a bound: mostly ids of streams that may be resumed.
     """
     count = depth.of(REQUESTS)
     progress.expect(count)
@@ -66,7 +66,7 @@ def soak(depth: Depth, progress: Progress) -> Measured:
     middle = len(warm) // 2
     for which, name in ((1, "descriptors"), (2, "threads")):
         before, after = (max(each[which] for each in half) for half in (warm[:middle], warm[middle:]))
-        if after > before + 1:  # a pool may start its last thread late; what leaks is more than that
+        if after > before + 1:  # a pool may start its last thread late; a leak adds more than that
             misses.append(f"{name} went from {before} to {after}")
     if depth is Depth.DEEP and growth > MOST_BYTES_PER_100K:
         misses.append(f"memory grows by {growth / 1e6:.0f} MB in 100,000 requests")
@@ -111,7 +111,7 @@ async def _one(server: Server, chance: random.Random, counts: _Counts) -> None:
 
 
 def slope(values: list[int]) -> float:
-    """By how much `values` grow from one to the next: least squares."""
+    """Return by how much `values` grow from one to the next, by least squares."""
     count = len(values)
     middle, mean = (count - 1) / 2, sum(values) / count
     spread = sum((index - middle) ** 2 for index in range(count))

@@ -1,4 +1,4 @@
-"""R25: bytes that are no request, or two, or half of one, over many connections: no crash, no way past the key."""
+"""R25: bytes that are no request, two requests or half of one, over many connections: no crash, no way past the key."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 CANARY_SECONDS = 0.1
 SILENT_SECONDS = 0.5
 IDLE_CONNECTIONS = 900
-"""Silent ones that the server keeps beside its other clients: it takes 1,024 at once."""
+"""Silent connections that the server holds beside its other clients: it takes 1,024 at once."""
 TOO_MANY = 10_000
-"""Silent ones far beyond that (or as many as this process may open): meanwhile others are refused, but not for long."""
+"""Silent connections far beyond that (or as many as this process may open): others are refused, but not for long."""
 AGAIN_SECONDS = 10.0
 
 _POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -72,14 +72,14 @@ SEEDS = (
     b"\r\n" * 5000,
     b"",
 )
-"""Requests, and what is none: sent as they are, and with changes."""
+"""Valid and invalid requests: sent as they are, and with changes."""
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})[^\r]*\r\n(.*?)\r\n\r\n(.*?)(?=HTTP/1\.1 \d{3}|\Z)", re.DOTALL)
 _GUARDED_TYPES = (b"application/json", b"text/event-stream", b"text/plain")
 
 
 def raw_bytes(depth: Depth, progress: Progress) -> Measured:
-    """Each seed as it is, then changed ones, beside a canary with a key; then idle and dripping connections."""
+    """Send each seed as it is, then changed ones, beside a canary with a key; then idle and dripping connections."""
     trials = depth.of(TRIALS)
     progress.expect(trials)
     with tiny_model() as model, serving(str(model), environment={"PENSTOCK_API_KEY": KEY}) as server:
@@ -124,7 +124,7 @@ def _sent(chance: random.Random, trials: int) -> list[bytes]:
 
 
 def mutated(sent: bytes, chance: random.Random) -> bytes:
-    """Some bytes of a request changed, left out, doubled or put in."""
+    """Return a request with some bytes changed, left out, doubled or inserted."""
     changed = bytearray(sent)
     for _ in range(chance.randint(1, 6)):
         at = chance.randint(0, max(0, min(len(changed) - 1, 400)))
@@ -145,7 +145,7 @@ def mutated(sent: bytes, chance: random.Random) -> bytes:
 
 
 async def _trial(server: Server, sent: bytes) -> str:
-    """Send bytes without a key; what is wrong with what comes back."""
+    """Send bytes without a key; returns what is wrong with what comes back."""
     received = b""
     try:
         async with asyncio.timeout(45):
@@ -168,7 +168,7 @@ async def _trial(server: Server, sent: bytes) -> str:
 
 
 async def _more(reader: asyncio.StreamReader, answered: bool) -> bytes:
-    """The next bytes; none at the end, or where nothing more follows what came: the connection is kept for more."""
+    """Read the next bytes; none at the end, or if nothing follows an answer, because the connection is kept alive."""
     try:
         return await asyncio.wait_for(reader.read(1 << 16), SILENT_SECONDS if answered else None)
     except TimeoutError:
@@ -178,7 +178,7 @@ async def _more(reader: asyncio.StreamReader, answered: bool) -> bytes:
 
 
 def passed_the_guard(sent: bytes, received: bytes) -> str:
-    """What a caller without a key was given that needs one; also an answer of the 5xx kind. "" for neither."""
+    """Say what a caller without a key got that needs a key, or that the answer is a 5xx; "" if neither."""
     for status, head, body in _STATUS.findall(received):
         if status.startswith(b"5") and status != b"503":
             return f"HTTP {status.decode()} to {sent[:80]!r}"
@@ -190,7 +190,7 @@ def passed_the_guard(sent: bytes, received: bytes) -> str:
 
 
 async def _canary(server: Server, ended: asyncio.Event, misses: list[str], latencies: list[float]) -> None:
-    """Ask with a key, five times a second."""
+    """Send a request with a key five times a second."""
     while not ended.is_set():
         began = now()
         answer = await ask(server.url, "/v1/models", headers=HEADERS, seconds=30)
@@ -201,7 +201,7 @@ async def _canary(server: Server, ended: asyncio.Event, misses: list[str], laten
 
 
 async def _beyond_the_limit(server: Server) -> float:
-    """Seconds from more silent connections than the server takes to the next answer."""
+    """Open more silent connections than the server takes; returns the seconds until the next answer."""
     silent = await _silent(server, min(TOO_MANY, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200))
     began = now()
     while (await ask(server.url, "/v1/models", headers=HEADERS, seconds=5)).status != 200 and now() - began < 60:
@@ -212,7 +212,7 @@ async def _beyond_the_limit(server: Server) -> float:
 
 
 async def _idle_and_dripping(server: Server) -> list[str]:
-    """Silent connections, and some that send a byte a second: all are ended in time."""
+    """Open silent connections, and some that send a byte a second: the server must end all of them in time."""
     silent = await _silent(server, IDLE_CONNECTIONS)
     dripping = [asyncio.ensure_future(_drip(server)) for _ in range(20)]
     began = now()
@@ -226,7 +226,7 @@ async def _idle_and_dripping(server: Server) -> list[str]:
 
 
 async def _silent(server: Server, most: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connections that nothing is sent over; fewer where no more can be made."""
+    """Open connections that nothing is sent over; fewer than `most` if no more can be made."""
     found: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     with suppress(OSError):
         while len(found) < most:
@@ -242,7 +242,7 @@ async def _end_of(reader: asyncio.StreamReader) -> None:
 
 
 async def _drip(server: Server) -> float:
-    """Seconds for which a head of one byte a second is listened to."""
+    """Return the seconds for which the server reads a head of one byte a second."""
     began = now()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

@@ -1,4 +1,4 @@
-"""Every row: what is promised, what other servers state, and what tries it. In the order of the table."""
+"""Every row: what is promised, what other servers state, and what tests it. In the order of the table."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ ROWS = (
 
 
 def chosen(ids: str) -> list[Row]:
-    """Rows by their ids, separated by commas, in the order of the table; all for "".
+    """Return the rows with the given ids, separated by commas, in the order of the table; all rows for "".
 
     Raises:
         ValueError: there is no such row.

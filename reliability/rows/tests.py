@@ -27,7 +27,7 @@ _COUNT = re.compile(r"collected (\d+) items(?: / (\d+) deselected)?")
 
 
 def random_episodes(depth: Depth, progress: Progress) -> Measured:
-    """R1."""
+    """R1: random lives of scheduler, block pool and prefix cache."""
     episodes = depth.of(10_000)
     counts, failed = run_tests(progress, ["tests/core/test_core_episodes.py"], {"PENSTOCK_EPISODES": str(episodes)})
     figure = f"{episodes} random episodes and as many of Hypothesis: {len(failed) or 'no'} violations"
@@ -35,7 +35,7 @@ def random_episodes(depth: Depth, progress: Progress) -> Measured:
 
 
 def planted_bugs(depth: Depth, progress: Progress) -> Measured:
-    """R3."""
+    """R3: bugs planted in the core, and under `penstock verify` in a deep run."""
     seeds = depth.of(20, 1)
     files = ["tests/core/test_core_mutants.py"]
     files += ["tests/verify/test_verify_plants.py"] if depth is Depth.DEEP else []
@@ -46,7 +46,7 @@ def planted_bugs(depth: Depth, progress: Progress) -> Measured:
 
 
 def leaving_in_faults(depth: Depth, progress: Progress) -> Measured:
-    """R8."""
+    """R8: clients leave at each point of a fault."""
     times = depth.of(2000)
     counts, failed = run_tests(progress, ["tests/engine/test_engine_leaving.py"], {"PENSTOCK_LEAVING": str(times)})
     figure = (
@@ -56,7 +56,7 @@ def leaving_in_faults(depth: Depth, progress: Progress) -> Measured:
 
 
 def messages_between_threads(depth: Depth, progress: Progress) -> Measured:
-    """R34."""
+    """R34: messages between the engine's thread and readers on event loops."""
     messages = depth.of(1_000_000)
     counts, failed = run_tests(progress, ["tests/engine/test_engine_messages.py"], {"PENSTOCK_MESSAGES": str(messages)})
     figure = (
@@ -66,7 +66,7 @@ def messages_between_threads(depth: Depth, progress: Progress) -> Measured:
 
 
 def corrupt_files(depth: Depth, progress: Progress) -> Measured:
-    """R30."""
+    """R30: damaged files."""
     marks = [] if depth is Depth.DEEP else ["-m", "not deep"]
     files = ["tests/weights/test_weights_corruption.py", "tests/weights/test_weights_mutations.py"]
     counts, failed = run_tests(progress, [*files, *marks])
@@ -77,12 +77,12 @@ def corrupt_files(depth: Depth, progress: Progress) -> Measured:
 def run_tests(
     progress: Progress, arguments: list[str], environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, int], list[str]]:
-    """Run tests in one process; how many had which verdict, and the names of those that failed.
+    """Run tests in one process; returns how many had which verdict, and the names of failed tests.
 
     Raises:
-        RuntimeError: pytest did not run them, or told of no test that passed or failed.
+        RuntimeError: pytest did not run them, or reported no test that passed or failed.
     """
-    # The project's own options would take the verdict of each test out of the output again.
+    # The project's own options would remove each test's verdict from the output.
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rfE", "--tb=line", *arguments]
     lines = []
     with subprocess.Popen(
@@ -108,7 +108,7 @@ def run_tests(
 
 
 def read_summary(lines: list[str]) -> tuple[dict[str, int], list[str]]:
-    """Verdicts counted, and the names of tests that failed, from pytest's lines of `-v`."""
+    """Count the verdicts and list the failed tests in the lines of `pytest -v`."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     failed = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""A tiny model to score, and scoring it: lent to the tests of quality, with other engines and without."""
+"""A tiny model and its scoring, shared by the quality tests with and without other engines."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def run(engine: ClockworkEngine, load: Load) -> Run:
 
 
 def test_the_phases_end_with_the_last_first_token_and_the_last_token():
-    # 3 prompts are prefilled in 3 steps; the earlier ones decode meanwhile: 3 + 2 + 1 tokens by then. The last stream
+    # 3 prompts are prefilled in 3 steps while the earlier ones decode: 3 + 2 + 1 tokens by then. The last stream
     # needs 4 more steps.
     measured = run(ClockworkEngine(), Load(prompt_tokens=8, new_tokens=5, streams=3))
     assert measured == Run(Load(8, 5, 3), prefill_s=3.0, total_s=7.0, early_tokens=6)

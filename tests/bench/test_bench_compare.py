@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "compare.py"
 
 @pytest.fixture
 def refused(monkeypatch, capsys) -> Callable[..., str]:
-    """Run it with options that are a mistake: exit code 2, and nothing but the line that is returned."""
+    """Run the command with wrong options: exit code 2, and no output but the line that is returned."""
 
     def call(*arguments: str, isa: str = "") -> str:
         monkeypatch.setenv("PENSTOCK_ISA", isa)

@@ -146,7 +146,7 @@ def test_a_server_that_ends_while_it_loads_is_an_error_with_its_words(tmp_path):
 
 @pytest.mark.deep
 def test_llama_cpp_says_the_same_tokens_of_a_file_that_it_wrote(checkpoint, tmp_path, monkeypatch):
-    """Every K kind and more, rows of 256: the very script, on a model of a second."""
+    """Every K kind and more, with rows of 256: the script itself, on a model that takes a second."""
     peers = default_cache_dir(os.environ) / "peers"
     try:
         for name in ("llama-server", "llama-quantize"):

@@ -35,7 +35,7 @@ def test_operations_are_counted_for_every_thread_and_instruction_set(one_thread,
     wide = isa.startswith("avx512")
     rows, panels = (6, 2) if wide else (4, 1)
     pairs = {
-        "avx512_amx": 4 * 16 * LANES * 32 * 2,  # four products of tiles, of 16 rows and 32 inputs
+        "avx512_amx": 4 * 16 * LANES * 32 * 2,  # four products of tiles, each of 16 rows and 32 inputs
         "avx512_bf16": LANES * panels * rows * 4,  # pairs are instructions
     }.get(isa, LANES * panels * rows * 2)
     code_rows = 3 if isa == "avx2" else rows

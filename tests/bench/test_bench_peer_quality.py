@@ -54,7 +54,7 @@ def test_base_logits_read_back_as_what_the_model_predicts(tiny, tmp_path):
 @pytest.mark.parametrize("vocab", [6, 7])
 def test_stored_log_probs_are_off_by_half_a_step_and_cut_16_below_the_largest(vocab):
     logits = random_logits(3, vocab, 4, spread=1.0)
-    logits[1, 2], logits[2] = -40.0, 1.5  # a token too unlikely to tell, a row of equals
+    logits[1, 2], logits[2] = -40.0, 1.5  # a token too unlikely to be stored exactly, a row of equal logits
     data = sixteen_bit_log_probs(logits)
     _, _, found = read_base(struct.pack("<8s3i", b"_logits_", 8, vocab, 1) + bytes(4 * 8) + data)
     expected = logits.clamp(min=logits.amax(1, keepdim=True) - 16).double() - logits.double().logsumexp(1, keepdim=True)
@@ -171,7 +171,7 @@ def test_llama_cpp_stands_beside_us_and_a_failure_of_it_is_told(call, tmp_path, 
     monkeypatch.setattr(
         "penstock.loading.find_model", lambda config: replace(open_model(tiny, gguf_dialect), path=model)
     )
-    # reads the base logits by itself, so that the perplexity it tells is the file's
+    # the stand-in reads the base logits itself, so the perplexity it reports is the file's
     code = f"""
 import numpy as np
 path = pathlib.Path(sys.argv[sys.argv.index("--kl-divergence-base") + 1])

@@ -37,7 +37,7 @@ def setting(tmp_path) -> Setting:
 
 
 def quiet(line: str) -> None:
-    """Nobody listens."""
+    """Ignore progress lines."""
 
 
 def timed(load: Load, seconds: float) -> Run:
@@ -45,9 +45,9 @@ def timed(load: Load, seconds: float) -> Run:
 
 
 class Stage:
-    """Contenders that answer from a list of seconds, one a process; remembers who was called with what.
+    """Contenders that answer from a list of seconds, one for each process; remembers every call.
 
-    Those whose names begin with "ours" are ours.
+    Contenders whose names begin with "ours" are ours.
     """
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ def test_the_table_groups_by_streams_with_the_fastest_first_and_the_best_below(s
 
 
 def chosen_of(setting: Setting, **seconds: Sequence[float]) -> str:
-    """The one of these flags that is chosen, where each round's trial takes so many seconds with it."""
+    """The flag that is chosen if each round's trial with a flag takes the next of that flag's `seconds`."""
     script = {flag: iter(found) for flag, found in seconds.items()}
     loads = [Load(SIZES["prompt_tokens"], 32, streams) for streams in SIZES["streams"]]
 
@@ -303,7 +303,7 @@ def test_llama_cpp_is_run_with_its_flags_and_understood(setting, tmp_path):
         for pl in (1, 4)
     )
     measured = peer.read(f"loading\n{printed}\n\n")
-    assert measured.version == contenders.LLAMA_CPP_SOURCE  # for this program says none
+    assert measured.version == contenders.LLAMA_CPP_SOURCE  # as this program prints none
     assert measured.runs == tuple(Run(load, 0.5, 2.5, early_tokens=0) for load in setting.loads())
     assert measured.runs[1].decode_tok_s == 4 * 100 / 2.0
     assert measured.flags["flash_attn"] == 1
@@ -446,7 +446,7 @@ def source(tmp_path) -> Path:
 
 @pytest.fixture
 def builds(monkeypatch, tmp_path) -> list[list[str]]:
-    """What cmake is called with; it writes the program."""
+    """The arguments of each call of cmake, whose stand-in writes the program."""
     called: list[list[str]] = []
 
     def cmake(command: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`bench/planted_guesses.py`: the formula, and that as many guesses are right as was planted, whoever asks."""
+"""`bench/planted_guesses.py`: the formula, and that the planted share of guesses is right, the same ones each time."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_figures_are_means_with_standard_errors():
 
 
 def text_model(begins: bool) -> SimpleNamespace:
-    """A tokenizer of one token a character, that begins texts with BOS, 1, or does not."""
+    """A tokenizer of one token a character; if `begins`, texts begin with BOS, 1."""
     tokenizer = SimpleNamespace(encode=lambda text: ((1,) if begins else ()) + tuple(map(ord, text)))
     return SimpleNamespace(tokenizer=tokenizer, bos_token_id=1)
 
@@ -172,7 +172,7 @@ def test_the_name_of_a_variant_says_weights_and_kv_cache_and_leaves_the_rest():
 def test_predictions_over_an_int8_kv_cache_are_made_of_the_rounded_keys_and_values(tiny, weights):
     form = {"dtype": "bfloat16", "quantization": weights}
     _, plain = scored(tiny, TOKENS, **form)
-    # a chunk that sees some keys as they were before rounding would differ from one that sees others so
+    # if a chunk saw some keys unrounded, the result would depend on how the text is cut into chunks
     rounded = [
         scored(tiny, TOKENS, **form, kv_cache_dtype="int8", max_num_batched_tokens=chunk)[1] for chunk in (1, 7, 256)
     ]

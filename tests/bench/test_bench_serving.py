@@ -266,7 +266,7 @@ async def test_a_request_says_what_was_asked_and_carries_the_headers():
 
 @pytest.mark.parametrize(("concurrency", "most"), [(0, 6), (2, 2), (1, 1)])
 async def test_concurrency_limits_what_is_under_way_and_nothing_else_does(concurrency, most):
-    """Answers end only when as many are under way as may be, so a client that sends fewer would hang."""
+    """Answers end only once as many are in flight as allowed, so a client that sends fewer would hang."""
     live, peak, turn = 0, 0, asyncio.Condition()
 
     async def play(body: bytes, writer: asyncio.StreamWriter) -> None:
@@ -276,7 +276,7 @@ async def test_concurrency_limits_what_is_under_way_and_nothing_else_does(concur
             peak = max(peak, live)
             turn.notify_all()
             await turn.wait_for(lambda: peak >= most)
-        await asyncio.sleep(0.05)  # a client that sends more than it may has the time to do so
+        await asyncio.sleep(0.05)  # time enough for a client to send more than it may
         live -= 1
         writer.write(HEAD + text_chunk("a") + DONE)
 

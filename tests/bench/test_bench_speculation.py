@@ -72,7 +72,7 @@ def test_engines_take_turns_and_what_comes_before_costs_nothing(task):
     plain, guessed = run_both(*engines, task, 2, 500, lambda: clock[0])
     assert plain == TaskRun(4.0, 4, ((1, 2, 3, 4),) * 2)
     assert guessed == TaskRun(3.0, 2, ((1, 2, 3, 4),) * 2)
-    assert order == [1, 2, 1, 1, 2, 1]  # whoever has fewer tokens, the first of equals
+    assert order == [1, 2, 1, 1, 2, 1]  # the engine with fewer tokens goes next; on a tie, the first
     for engine in engines:
         assert list(engine.prompts.values()) == [[7, 0], [7, 1]]
         assert engine.asked in engine.forms if task.schema is not None else len(engine.forms) == 1

@@ -8,7 +8,7 @@ import turns
 
 
 class Noting:
-    """A worker that notes what it is asked for; each run takes a second longer than the one before it of any worker."""
+    """A worker that notes what it is asked for; each run takes a second longer than the last run of any worker."""
 
     seconds = 0.0
 

@@ -41,7 +41,7 @@ def params(at: int) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def made(model) -> list[bytes]:
-    """A hundred, all in one batch of up to 16 sequences on two threads, with whatever is guessed and cached."""
+    """A hundred certificates, from one batch of up to 16 sequences on two threads, with guesses and cached prefixes."""
     prompts = [f"{PROMPTS[at % len(PROMPTS)]} {'abcdefgh'[at % 7]}" for at in range(100)]
     with LLM(str(model), threads=2, max_num_seqs=16, max_num_batched_tokens=40, **SIZES) as llm:
         outputs = llm.generate(prompts, [params(at) for at in range(100)], certify=True, use_tqdm=False)
@@ -59,7 +59,7 @@ def recomputing(model, made):
 
 
 def remade(certificate: Certificate, **changed) -> Certificate:
-    """What a forger writes, who makes the digest anew."""
+    """What a forger would write: a changed certificate with a new digest."""
     forged = msgspec.structs.replace(certificate, **changed)
     return seal(forged.contract, forged.request, forged.answer)
 
@@ -104,7 +104,7 @@ def test_every_flipped_bit_is_found_without_computing(made):
 
 
 def outcome(text: bytes, recomputing: Recomputing) -> str:
-    """What a verifier makes of a text whose digest was made anew: why it is refused, or what it differs in."""
+    """What a verifier says of a text with a new digest: why it is refused, or where it differs."""
     try:
         forged = msgspec.json.decode(text, type=Certificate)
         found = recomputing.recompute(read(write(remade(forged))))
@@ -125,7 +125,7 @@ def test_a_flipped_bit_of_answer_or_contract_is_found_though_the_digest_was_made
 
 
 def test_a_flipped_bit_of_the_request_is_found_or_asks_for_the_same_answer(made, recomputing):
-    """Who changes the request and makes the digest anew is found, unless what is then certified is true."""
+    """A changed request with a new digest is found out, unless what it then certifies is true."""
     certificate = read(made[1])
     text, rng = write(certificate), random.Random(2)
     start, end = text.index(b'"request":'), text.index(b',"version":')

@@ -129,7 +129,7 @@ def test_what_is_served_can_be_verified_whole_or_streamed_or_out_of_the_cache(ht
 
 
 def certified_in(stream: httpx.Response) -> str:
-    """The certificate at a stream's end: in its last object, or in the response that this holds."""
+    """The certificate at a stream's end: in its last object, or in the response within that object."""
     *_, last = [json.loads(event.data) for event in read_events(stream.content) if event.data != "[DONE]"]
     return last.get("response", last)["certificate"]
 
@@ -166,7 +166,7 @@ def test_every_endpoint_that_generates_certifies_what_is_computed_again(http, re
         streamed = http.post(path, json=body | {"stream": True}, headers={"cache-control": "no-cache"})
         assert streamed.headers["x-penstock-answer-cache"] == "miss"
         assert certified_in(streamed) == text
-        assert certified_in(http.post(path, json=body | {"stream": True})) == text  # out of the cache
+        assert certified_in(http.post(path, json=body | {"stream": True})) == text  # from the cache
     if path == RESPONSES:
         assert http.get(f"{RESPONSES}/{whole.json()['id']}").json()["certificate"] == text
         begun = http.post(path, json=body | {"background": True}, headers={"cache-control": "no-cache"}).json()
@@ -183,7 +183,7 @@ def test_the_seed_that_the_server_drew_is_certified(http, recomputing, path):
 
 
 @pytest.mark.parametrize(
-    ("name", "other"),  # a length that nobody else here asks for
+    ("name", "other"),  # a length that no other test here asks for
     [("response", {"max_output_tokens": 7}), ("message", {"max_tokens": 7}), ("generated", {"max_new_tokens": 7})],
 )
 def test_every_endpoint_takes_cache_control(http, name, other):

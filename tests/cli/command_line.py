@@ -28,12 +28,12 @@ def started(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def penstock(*arguments: str, stdin: str = "", isa: str = "") -> subprocess.CompletedProcess[str]:
-    """The same in this process."""
+    """A command in this process: its exit code, and what it wrote."""
     streams = {name: io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for name in ("stdout", "stderr")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "120")
         patch.setenv("PENSTOCK_ISA", isa)
-        patch.setattr(gc, "freeze", lambda: None)  # a command's imports last as long as its process, not as this one
+        patch.setattr(gc, "freeze", lambda: None)  # this process lives on after the command
         patch.setattr(sys, "argv", ["penstock", *arguments])
         patch.setattr(sys, "stdin", io.StringIO(stdin))
         for name, stream in streams.items():
@@ -45,7 +45,7 @@ def penstock(*arguments: str, stdin: str = "", isa: str = "") -> subprocess.Comp
 
 
 def only_line(errors: str) -> str:
-    """The only line of what was written to standard error."""
+    """The only line written to standard error."""
     lines = [line for line in errors.splitlines() if line]
     assert len(lines) == 1, lines
     return lines[0]

@@ -14,7 +14,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}. {% endfor %}"
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory) -> str:
     """A model that never ends an answer by itself, with a context that takes minutes to fill."""
-    from tiny_checkpoints import write_checkpoint, write_letters  # brings transformers in
+    from tiny_checkpoints import write_checkpoint, write_letters  # imports transformers
 
     directory = write_checkpoint(
         tmp_path_factory.mktemp("endless"), "llama", "wide_heads_untied", max_position_embeddings=1_000_000
@@ -27,7 +27,7 @@ def endless(tmp_path_factory) -> str:
 
 @pytest.fixture
 def refused() -> Callable[..., str]:
-    """Run a command that must end with exit code 2 and print nothing; the one line that says what was wrong."""
+    """Run a command that must print nothing and exit with code 2; returns its one line of error."""
 
     def call(*arguments: str, isa: str = "") -> str:
         done = penstock(*arguments, isa=isa)

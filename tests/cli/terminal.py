@@ -42,7 +42,7 @@ class Terminal:
             env={
                 **{name: value for name, value in os.environ.items() if name not in SIZES},
                 "TERM": "xterm-256color",
-                "PROMPT_TOOLKIT_NO_CPR": "1",  # nobody here says where the cursor is
+                "PROMPT_TOOLKIT_NO_CPR": "1",  # nothing here reports where the cursor is
                 "PENSTOCK_TEST_MARK": self._mark,
                 **environment,
             },
@@ -51,7 +51,7 @@ class Terminal:
         self.raw = ""
         self.screen = ""
         """All that was written so far, without colours and movements of the cursor."""
-        self._rest = ""  # the beginning of an escape sequence whose end is yet to come
+        self._rest = ""  # the beginning of an escape sequence that is not complete yet
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._read = 0
 
@@ -74,7 +74,7 @@ class Terminal:
         self.type("\x03")
 
     def expect(self, text: str) -> str:
-        """Wait until `text` is written after what was waited for before; what lies between."""
+        """Wait for `text` to follow the text that was waited for last; returns what lies between them."""
         end = time.monotonic() + PATIENCE
         while (found := self.screen.find(text, self._read)) < 0:
             assert time.monotonic() < end, f"{text!r} never came:\n{self.screen[self._read :]}"
@@ -83,9 +83,9 @@ class Terminal:
         return between
 
     def ends(self, within: float = 20.0) -> int:
-        """Wait for the end of the process; its exit code. Two seconds are promised to a machine that is not busy.
+        """Wait for the process to end; returns its exit code. Two seconds are promised on a machine that is not busy.
 
-        Moments in which the whole machine stood still, this process too, count for little.
+        Moments in which the whole machine stood still, including this process, hardly count.
         """
         waited, last = 0.0, time.monotonic()
         while self._more():
@@ -113,7 +113,7 @@ class Terminal:
             return True
         try:
             piece = os.read(self._master, 65536)
-        except OSError:  # EIO: nobody holds the other end
+        except OSError:  # EIO: the other end is closed
             return False
         decoded = self._decoder.decode(piece)
         self.raw += decoded

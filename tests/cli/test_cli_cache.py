@@ -1,4 +1,4 @@
-"""`penstock cache`: what is kept in files, listed, measured, cleared, and computed again."""
+"""`penstock cache` lists, measures and clears what is kept in files, and verifies blocks by computing them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation: what is typed beside questions, how answers look, and with whom it is held."""
+"""A conversation: commands typed between questions, how answers look, and which partner answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def partner():
 
 @pytest.fixture
 def chat(partner, capsys):
-    """Types lines into one conversation; what was printed meanwhile."""
+    """Types lines into one conversation; returns what was printed meanwhile."""
     conversation = Conversation("Be brief.")
     held = Chat(partner, conversation, PlainScreen())
 
@@ -166,7 +166,7 @@ def test_the_line_below_an_answer():
 
 
 def metered(*pieces: Piece | float, stopped: bool = False) -> Reply:
-    """The reply of these pieces on a clock that starts at 100; a number lets as many seconds pass."""
+    """The reply made of these pieces, on a clock that starts at 100; a number lets that many seconds pass."""
     clock = 100.0
     meter = ReplyMeter(lambda: clock)
     for piece in pieces:
@@ -265,7 +265,7 @@ def test_streamed_markdown_shows_every_line_once_however_it_is_cut(size):
 
 @contextmanager
 def server(status=200, *events, models=None):
-    """A server that answers every question with these events; its base URL, and the bodies that it was sent."""
+    """A server that answers every question with these events; gives its base URL and the bodies sent to it."""
     bodies = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -300,7 +300,7 @@ def chunk(**delta):
 
 
 def test_one_slow_drawing_does_not_stop_the_screen(monkeypatch):
-    """The first one brings libraries in, which takes seconds on a busy machine."""
+    """The first drawing imports libraries, which takes seconds on a busy machine."""
     clock = [0.0]
     monkeypatch.setattr("penstock.cli.chat_screen.time.monotonic", lambda: clock[0])
     out = io.StringIO()
@@ -393,7 +393,7 @@ def test_a_terminal_has_markdown_a_history_and_several_lines(tmp_path):
 
 
 def test_who_hears_of_signals_hears_of_them_after_a_question(tmp_path, monkeypatch):
-    """Or Ctrl-C in an answer might come between two system calls, and wake nobody."""
+    """Otherwise Ctrl-C during an answer might come between two system calls and wake nothing."""
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""`penstock chat --base-url` under a pseudo-terminal, against servers that run, are not there, or end in an answer."""
+"""`penstock chat --base-url` under a pseudo-terminal, against servers that run, are missing, or die in an answer."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def leave(terminal: Terminal) -> None:
 
 
 def refused(*arguments: str, **environment: str) -> str:
-    """What a chat says that ends at once."""
+    """What a chat says when it ends at once."""
     with Terminal("chat", *arguments, **environment) as terminal:
         assert terminal.ends() == 2, terminal.screen
         return " ".join(terminal.screen.split())
 
 
 def answered(screen: str) -> str:
-    """The answer above the line of what came of it; what was drawn and drawn again before does not count.
+    """The answer, which stands above the line with its figures; earlier drawings of it do not count.
 
     That line begins with the rate, unless all tokens came at once.
     """
@@ -64,7 +64,7 @@ def answered(screen: str) -> str:
 def test_a_conversation_is_interrupted_and_goes_on(server):
     with Terminal("chat", "--base-url", server.url, "--api-key", KEY, *ENDLESS) as terminal:
         ask(terminal, "abc")
-        terminal.expect("<")  # made-up words look so
+        terminal.expect("<")  # made-up words look like this
         terminal.interrupt()
         terminal.expect("[stopped]")
         terminal.expect("first after")
@@ -99,7 +99,7 @@ def test_a_server_with_a_key_is_told_it_or_says_how(server):
     assert "--api-key: " in refused("--base-url", server.url, "--api-key", "another-key-of-many-letters")
     with Terminal("chat", "--base-url", server.url, "--max-tokens", "3", PENSTOCK_API_KEY=KEY) as terminal:
         ask(terminal, "abc")
-        terminal.expect("tokens of context")  # whatever it draws, which may be an end at once
+        terminal.expect("tokens of context")  # whatever it draws, perhaps an end at once
         leave(terminal)
 
 
@@ -129,7 +129,7 @@ def test_a_server_that_is_killed_in_an_answer_does_not_end_the_conversation(endl
 
 
 class Breaking(BaseHTTPRequestHandler):
-    """Without a length or chunks: the end of the connection is the end of the answer, whenever it comes."""
+    """Answers without a length or chunks: the answer ends whenever the connection does."""
 
     def do_GET(self) -> None:
         self._answer("application/json", json.dumps({"data": [{"id": "m"}]}))
@@ -145,11 +145,11 @@ class Breaking(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""
 
 
 class Uncounted(Breaking):
-    """Knows `include_usage` and refuses what it does not know; goes on until the client leaves."""
+    """Knows `include_usage` and refuses any other stream option; its answer goes on until the client leaves."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

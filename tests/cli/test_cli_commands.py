@@ -1,6 +1,6 @@
 """The command line as people use it: its output, its exit codes and its one-line errors.
 
-Where nothing depends on a process of its own, which would import torch again, a command runs in this one.
+A command runs in this process unless the test needs a separate one, which would import torch again.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def test_kernels_are_timed_beside_the_machines_limits(tmp_path):
 @pytest.mark.model
 @pytest.mark.parametrize("example", ["offline", "online"])
 def test_the_examples_run(default_model: Path, example):
-    """In processes of their own they are started in `tests/e2e/test_e2e_seeds.py`."""
+    """`tests/e2e/test_e2e_seeds.py` starts them in processes of their own."""
     arguments = ["--prompts", "hi, ", "hello,", "how", "--max-tokens", "6", "--temperature", "0.8", "--seed", "1"]
     said = run_here(example, *arguments)
     assert said.count("### request") == (4 if example == "online" else 3)

@@ -23,7 +23,7 @@ from penstock.engine import Engine, Recorder
 
 @pytest.fixture
 def recorded(tmp_path) -> tuple[Path, LatencyParts]:
-    """A record of two requests, and the parts that the engine gave of the second."""
+    """A record of two requests, and the parts that the engine reported for the second."""
     path, harness = tmp_path / "run.trace", build(max_num_seqs=1)
     recorder = Recorder(path, harness.config, harness.clock)
     harness.engine = Engine(Scheduler(harness.config), harness.runner, harness.text, recorder, clock=harness.clock)

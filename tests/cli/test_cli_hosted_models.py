@@ -1,4 +1,4 @@
-"""`penstock serve` with several models: which of them are meant, and what cannot be."""
+"""`penstock serve` with several models: which models are meant, and what is refused."""
 
 from __future__ import annotations
 

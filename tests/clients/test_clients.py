@@ -28,9 +28,9 @@ RECIPES = Path(__file__).parents[2] / "docs" / "recipes"
 BLOCK = re.compile(r"^```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXPECTED = re.compile(r"print\(.*\)  # (.+)$", re.MULTILINE)
 ADDRESS = "http://127.0.0.1:8000"
-LIMIT = 300  # seconds; some take 20 on a busy machine to be imported
+LIMIT = 300  # seconds; on a busy machine some take 20 to import
 GATEWAYS = {"smg"}
-"""Programs in front of a server, of which `test_gateways.py` is."""
+"""Programs in front of a server, which `test_gateways.py` tests."""
 PYTHON_CLIENTS = [name for name, packages in CLIENTS.items() if "pip" in packages and name not in GATEWAYS]
 
 
@@ -45,7 +45,7 @@ def environment(name: str) -> Path:
 
 
 def settings(home: Path) -> dict[str, str]:
-    """The process's environment without keys, and nothing that a client would ask others for."""
+    """The process's environment without keys, with settings that keep clients from asking other hosts."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
     return kept | {
         "HOME": str(home),
@@ -82,7 +82,7 @@ def test_a_recipe_says_which_version_it_was_tried_with(name):
 
 @pytest.fixture
 def noted(default_server) -> Iterator[tuple[str, list[tuple[str, dict]]]]:
-    """The server behind one that notes requests: its address, and (path, body) of each request."""
+    """The server behind a proxy that notes requests: its address, and (path, body) of each request."""
     requests: list[tuple[str, dict]] = []
 
     class Noting(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ from test_clients import environment, needs_clients, settings
 
 MODEL = "smollm2-135m-instruct"
 PATIENCE = 120  # seconds
-NAMES = ("Ada", "Boris", "Chloe", "Dmitri")  # who each have a conversation
+NAMES = ("Ada", "Boris", "Chloe", "Dmitri")  # each has a conversation
 TURNS = 3
 QUESTION = [{"role": "user", "content": "What is the capital of France? " + "Think of rivers and bridges. " * 20}]
 
@@ -90,7 +90,7 @@ def test_smg_sends_a_conversation_where_it_was_and_elsewhere_when_that_server_is
 
 
 def _turn(client: OpenAI, talk: list[dict[str, str]]) -> tuple[int, int]:
-    """One more answer in `talk`, and the next question: tokens of the prompt that were cached, and all of them."""
+    """Add the next question and its answer to `talk`; returns the prompt's cached tokens, and all its tokens."""
     if talk[-1]["role"] == "assistant":
         talk.append({"role": "user", "content": "And what else?"})
     answer = client.chat.completions.create(model=MODEL, messages=talk, temperature=0, max_tokens=12)
@@ -100,7 +100,7 @@ def _turn(client: OpenAI, talk: list[dict[str, str]]) -> tuple[int, int]:
 
 
 def _talk_with(client: OpenAI, questions: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The conversation of these questions with a server itself."""
+    """Ask a server these questions directly; returns the conversation."""
     talk: list[dict[str, str]] = []
     for question in questions:
         talk.append(question)

@@ -1,6 +1,6 @@
-"""Open WebUI's own server, installed by whoever runs this, in front of ours; asked over HTTP as its page asks it.
+"""Open WebUI's own server, installed by the person who runs this, in front of ours; asked over HTTP as its page asks.
 
-`OPEN_WEBUI` names its program; it brings several gigabytes along, so that `make test-clients` does not install it.
+`OPEN_WEBUI` names its program; it takes several gigabytes, so `make test-clients` does not install it.
 """
 
 from __future__ import annotations

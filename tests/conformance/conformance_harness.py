@@ -1,4 +1,4 @@
-"""What the conformance tests share: answers put together from their pieces, and an engine that steps when it is told.
+"""What the conformance tests share: answers put together from their pieces, and an engine that steps when told to.
 
 The pieces are put together here without the official clients' own accumulators, so that these can be checked too.
 """
@@ -54,7 +54,7 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def whole_chat(answer: Any) -> list[dict[str, Any]]:
-    """Everything that a whole chat answer's choices say but the ids of their calls, which follow from the answer's."""
+    """All that the choices of a whole chat answer say, except the ids of calls, which follow from the answer's id."""
     return [_chat_choice(choice.message, choice) for choice in sorted(answer.choices, key=lambda each: each.index)]
 
 
@@ -70,7 +70,7 @@ def _chat_choice(message: Any, choice: Any) -> dict[str, Any]:
 
 
 def joined_chat(chunks: Iterable[Any]) -> list[dict[str, Any]]:
-    """The same of a streamed one."""
+    """The same of a streamed chat answer."""
     found: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -101,7 +101,7 @@ LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 
 
 def whole_text(answer: Any) -> list[dict[str, Any]]:
-    """Everything that the choices of a whole text completion say."""
+    """All that the choices of a whole text completion say."""
     return [
         {
             "text": choice.text.encode(),
@@ -114,7 +114,7 @@ def whole_text(answer: Any) -> list[dict[str, Any]]:
 
 
 def joined_text(chunks: Iterable[Any]) -> list[dict[str, Any]]:
-    """The same of a streamed one."""
+    """The same of a streamed text completion."""
     found: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for choice in chunk.choices:
@@ -133,7 +133,7 @@ def _lists(logprobs: Any) -> dict[str, list[Any]]:
 
 
 def counted(usage: Any) -> tuple[int, int]:
-    """What does not depend on the state of the cache."""
+    """The token counts that do not depend on the state of the cache."""
     return usage.prompt_tokens, usage.completion_tokens
 
 
@@ -152,7 +152,7 @@ class Gate:
         return self._runner.run(plan)
 
     def allow(self, steps: int) -> None:
-        """Let so many steps happen."""
+        """Let this many steps happen."""
         self._permits.release(steps)
 
     def open(self) -> None:
@@ -161,14 +161,14 @@ class Gate:
 
 
 class NotedLoop(EngineLoop):
-    """The engine's loop, which remembers whom it was asked to abort."""
+    """The engine's loop, which remembers the requests that it was asked to abort."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.aborted: list[str] = []
 
     def abort(self, request_id: str) -> None:
-        """As the loop's."""
+        """Abort as the engine's loop does."""
         super().abort(request_id)
         self.aborted.append(request_id)
 
@@ -183,7 +183,7 @@ class GatedServer:
     loop: NotedLoop
 
     def step_until(self, condition: Callable[[], bool], most: int) -> None:
-        """Let step after step happen until something is so."""
+        """Let one step after another happen until a condition holds."""
         for _ in range(most):
             if condition():
                 return

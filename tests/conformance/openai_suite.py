@@ -1,7 +1,7 @@
-"""Runs the own tests of the openai package against a server, and sorts what fails by its cause.
+"""Runs the openai package's own tests against a server, and sorts failures by their cause.
 
-The tests call every method with made-up values: ids of nothing, lists of none, a bias of the token "foo". Many cannot
-pass anywhere but at their mock server. What counts is why they fail: no endpoint may be missing, no field refused.
+The tests call every method with made-up values: ids of nothing, empty lists, a bias of the token "foo". Many can pass
+only against their mock server. What counts is why they fail: no endpoint may be missing, no field refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS = ("missing endpoint", "refused field", "something else")
 
 
 def run_suite(directory: Path, url: str, report: Path) -> None:
-    """Run the tests in a checkout of openai-python; `OPENAI_SUITE_PYTHON` has what they import."""
+    """Run the tests in a checkout of openai-python; `OPENAI_SUITE_PYTHON` is a Python that has what they import."""
     python = os.environ.get("OPENAI_SUITE_PYTHON", sys.executable)
     paths = [f"tests/api_resources/{path}" for path in PATHS]
     options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-k", "not aiohttp", f"--junitxml={report}"]

@@ -1,6 +1,6 @@
 """The official clients read calls while the default model writes them, and end with the call of the whole answer.
 
-Nothing is guessed here: a call that was written before would be guessed, and come in a piece or two.
+Drafts are off here: a call that was written before would be guessed, and come in one or two pieces.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.model
 
 
 class City(BaseModel):
-    """A form for an answer."""
+    """A schema that an answer must follow."""
 
     name: str = Field(max_length=12)
     large: bool
@@ -122,7 +122,7 @@ def client(default_server) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def chat(client):
-    """Ask for a conversation's continuation, seeded."""
+    """Ask for a seeded chat completion."""
 
     def request(**fields):
         return client.chat.completions.create(**{"model": MODEL, "temperature": 0.8, "seed": 11, **fields})
@@ -132,7 +132,7 @@ def chat(client):
 
 @pytest.fixture(scope="module")
 def complete(client):
-    """The same for a text's."""
+    """Ask for a seeded text completion."""
 
     def request(**fields):
         return client.completions.create(**{"model": MODEL, "temperature": 0.8, "seed": 11, **fields})
@@ -351,7 +351,7 @@ def test_a_wrong_path_is_an_error_object_too(client):
 @pytest.mark.deep
 async def test_a_full_queue_is_tried_again_after_the_time_it_names_and_then_answered(default_server, complete):
     """Two requests of sixteen long choices fill the queue's tokens; the third is refused until they leave."""
-    complete(prompt=["Hi"] * 64, max_tokens=1)  # the server knows a pace then, and names a short time
+    complete(prompt=["Hi"] * 64, max_tokens=1)  # then the server knows its pace, and names a short time
     seen: list[tuple[int, str]] = []
     filling: list[asyncio.Task] = []
 

@@ -17,7 +17,7 @@ SERVE = (sys.executable, "-m", "penstock", "serve", "--port", "0", "--compat", "
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A server in a process of its own, whose short context ends answers that nothing else would."""
+    """A server in a process of its own, whose short context ends answers that nothing else would end."""
     with subprocess.Popen([*SERVE, "--max-model-len", "256"], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

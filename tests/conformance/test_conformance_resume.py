@@ -1,4 +1,4 @@
-"""Streams of the default model that are cut and resumed: what was said before and after is what was said in one go."""
+"""Streams of the default model that are cut and resumed: both parts together are the stream that was not cut."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def test_a_resumed_stream_says_what_it_would_have_said(default_server, case):
 
 
 def said(path: str, wire: bytes) -> list[object]:
-    """What a stream says but for what was found in the cache, which differs between two runs of one request."""
+    """What a stream says, less the token counts that depend on the cache and so differ between runs of one request."""
     wire = re.sub(rb'"(cached_tokens|cache_read_input_tokens|input_tokens)":\d+', rb'"\1":0', wire)
     return json.loads(json.dumps(told(path, wire)))

@@ -1,7 +1,7 @@
-"""Eighteen places where engines of this kind have been seen to go wrong, a test each.
+"""Eighteen places where engines of this kind have been seen to go wrong, with one test each.
 
-Most ask the default command. Those that turn on what is scheduled when ask a real server and the real engine around a
-fake runner, which computes a step when the test lets it.
+Most ask the default command. Tests that depend on what is scheduled, and when, ask a real server and the real engine
+around a fake runner, which computes a step when the test lets it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def send(server: GatedServer, path: str, **body: Any) -> socket.socket:
 
 
 def has_come(connection: socket.socket, seconds: float) -> bytes:
-    """What can be read of an answer within so many seconds."""
+    """The part of an answer that can be read within this many seconds."""
     connection.settimeout(seconds)
     try:
         return connection.recv(65536)
@@ -91,7 +91,7 @@ def has_come(connection: socket.socket, seconds: float) -> bytes:
 
 
 def test_trap_01_the_role_does_not_come_before_the_first_token():
-    """Else the time to the first piece tells nothing of how long the prompt took."""
+    """Otherwise the time to the first piece would say nothing about how long the prompt took."""
     with gated(max_num_batched_tokens=16) as server:
         turns = [{"role": "user", "content": "a" * 40}]
         with send(
@@ -151,7 +151,7 @@ def test_trap_04_a_stop_in_text_held_back_cuts_tokens_and_log_probabilities_too(
 
 
 def _across_tokens(text, offsets):
-    """Where a string begins within one token, to end within another, and that string, which has not come before."""
+    """A string that begins inside one token, ends inside another and does not occur earlier: its place and its text."""
     for first, middle, last in zip(offsets[2:], offsets[3:], offsets[4:], strict=False):
         stop = text[first + 1 : last + 1]
         if middle - first > 1 and last > middle and text.index(stop) == first + 1:
@@ -183,7 +183,7 @@ def test_trap_05_usage_comes_although_every_choice_has_ended_or_the_answer_fails
 
 
 def _when_decoding(server: GatedServer) -> str:
-    """Let both choices have a token or two; the id of the second."""
+    """Let both choices draw a token or two; returns the id of the second."""
     server.gate.allow(3)
     wait_until(lambda: len(server.gate.plans) == 4)
     return [admit.seq_id for plan in server.gate.plans for admit in plan.admits][1]
@@ -284,7 +284,7 @@ def test_trap_11_after_a_preemption_what_was_generated_still_counts_as_output(tm
 
 
 def _generate(model: Any, params: SamplingParams, num_blocks: int) -> tuple[dict[str, list[int]], int]:
-    """Four prompts together; the tokens of each, and how often one was preempted."""
+    """Run four prompts together; returns the tokens of each, and the number of preemptions."""
     import torch
 
     class Still:
@@ -333,7 +333,7 @@ def test_trap_13_cached_tokens_are_counted_once_whatever_preemptions_find():
     assert terminal_of(harness.outputs[again]).usage.cached_tokens == 20
     assert measured.cached_tokens == 20
     assert measured.prompt_tokens == 24 + 10 + 24
-    assert measured.hit_tokens > 20  # what the recomputation found is told there, and there alone
+    assert measured.hit_tokens > 20  # what the recomputation found is reported here only
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -466,5 +466,5 @@ def test_trap_18_a_head_that_cannot_fit_neither_blocks_smaller_ones_for_ever_nor
         harness.step()
     assert finishes_of(harness.outputs[head]), "the head was passed for ever"
     admitted = [admit.seq_id.split("/")[0] for plan in gates[0].plans for admit in plan.admits]
-    assert admitted.index(head) == 1 + 3  # who runs, and then as many as may pass
+    assert admitted.index(head) == 1 + 3  # the one that runs, and then as many as may pass the head
     harness.run()

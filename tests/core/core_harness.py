@@ -77,7 +77,7 @@ def answer(req: SequenceRequest, cfg: SchedulerConfig) -> tuple[tuple[int, ...],
 class FakeDrafter:
     """Drafts `count` of the golden tokens that come next, or 1 to 5, each of them right with probability `right`.
 
-    More than are of use: whatever nobody can use must be left out.
+    Sometimes these are more than can be used; the scheduler must leave out the rest.
     """
 
     def __init__(self, right: float, seed: int = 0, count: int = 0) -> None:
@@ -94,7 +94,7 @@ class FakeDrafter:
 
 
 class Mirror:
-    """A prefix cache as somebody knows it who only hears of what enters and leaves it."""
+    """A prefix cache as known to a listener that only hears what enters and leaves it."""
 
     def __init__(self, cfg: SchedulerConfig) -> None:
         self._config = cfg
@@ -130,7 +130,7 @@ class Mirror:
 
 
 class Harness:
-    """A scheduler, a runner, and a memory of all that was promised.
+    """A scheduler, a runner, and a record of all that was promised.
 
     `drafter` guesses what comes next whenever a plan is made.
     """
@@ -143,7 +143,7 @@ class Harness:
         self.offers: dict[str, tuple[int, tuple[int, ...]]] = {}  # tokens drawn, and what was guessed behind them
         self.scheduler = Scheduler(cfg, CacheLog())
         self.mirror = Mirror(cfg)
-        self.takers: list[str] = []  # for whom others were stopped, in the plan that is made
+        self.takers: list[str] = []  # sequences for which others were stopped, in the plan being made
         self.taken = 0  # how many were stopped for them
         self._watch_takings()
         self.runner = FakeRunner(cfg, VOCAB)
@@ -155,21 +155,21 @@ class Harness:
         self.finished: dict[str, Finished] = {}
         self.allowed_ends: dict[str, FinishReason] = {}
         self.flights: deque[StepPlan] = deque()
-        self.writers: dict[int, tuple[str, int]] = {}  # block -> (salt, cache era) of who wrote it
+        self.writers: dict[int, tuple[str, int]] = {}  # block -> (salt, cache era) of its writer
         self.era = 0
         self.eras: dict[str, int] = {}  # sequence -> cache era of its present admission
         self.plans: list[StepPlan] = []
         self.resumed = 0  # admissions with cached positions whose first block is gone
-        self.left = 0  # blocks that a sequence had left behind, at the most
+        self.left = 0  # the most blocks that a sequence had left behind
         self.kept = 0  # checkpoints that plans had written
         self.drops = 0  # times that plans in flight were taken back
         self.poisoned: set[str] = set()
         self.failed_steps = 0
         self.kills = 0
-        self.ahead = 0  # rows that were planned while another of their sequence was in flight
-        self.stopwatch: random.Random | None = None  # draws what steps took, if given
+        self.ahead = 0  # rows planned while another row of their sequence was in flight
+        self.stopwatch: random.Random | None = None  # draws how long steps took, if given
         self.memory_of_disk = random.Random(len(self.trace[0])) if cfg.storing else None  # which forgets, and lies
-        self.savers: dict[bytes, str] = {}  # key -> salt of who saved it
+        self.savers: dict[bytes, str] = {}  # key -> salt of the sequence that saved it
         self.saved = self.restored = self.short = 0  # blocks
         self.saved_states = self.restored_states = 0
         self.cut = 0  # plans in which a prompt got less than the token budget would have given it
@@ -220,7 +220,7 @@ class Harness:
         self.check()
 
     def drop(self) -> None:
-        """What an engine does whose runner was interrupted."""
+        """What an engine does when its runner was interrupted."""
         self.flights.clear()
         self.runner.reset()
         self.trace.append(trace.encode_drop())
@@ -230,13 +230,13 @@ class Harness:
         self.check()
 
     def poison(self, seq_id: str) -> None:
-        """From now on every step fails that has a row of this sequence."""
+        """Let every step from now on fail that has a row of this sequence."""
         self.allowed_ends[seq_id] = FinishReason.ERROR
         self.poisoned.add(seq_id)
         self.runner.poison(seq_id)
 
     def fail_step(self, *, killed: bool = False) -> tuple[SeqEvent, ...]:
-        """What an engine does whose runner raised, for whatever reason."""
+        """What an engine does when its runner raised, for whatever reason."""
         self.flights.clear()
         lost = self.runner.reset()
         self.trace.append(trace.encode_fail(killed))
@@ -252,7 +252,7 @@ class Harness:
         return events
 
     def kill(self) -> None:
-        """What an engine does whose runner's process was killed from outside."""
+        """What an engine does when its runner's process was killed from outside."""
         suspected = self.finds_out
         self.runner.lose()
         self.fail_step(killed=True)
@@ -269,7 +269,7 @@ class Harness:
         self.runner.fail_sequence(seq_id, "planted")
 
     def let_wait(self, seq_id: str, draws: int) -> None:
-        """Its form is not ready: what it would draw next comes later, and is the same."""
+        """The sequence's form is not ready: its next draws come later, and are the same."""
         self.runner.let_wait(seq_id, draws)
 
     def plan(self) -> StepPlan:
@@ -303,7 +303,7 @@ class Harness:
         return plan
 
     def _look_up(self) -> None:
-        """What an engine does with a store: one that forgets, and what is found may be gone when it is read."""
+        """What an engine does with a store that forgets: a block that was found may be gone when it is read."""
         rng = self.memory_of_disk
         for seq_id, present, keys in self.scheduler.unsought():
             require(rng is not None, "nobody looks where nothing is stored")
@@ -376,14 +376,14 @@ class Harness:
         return events
 
     def _timed(self, result: StepResult) -> StepResult:
-        """A result that says one of the times that clocks may say."""
+        """The result with one of the times that a clock may report."""
         if self.stopwatch is None:
             return result
         said = [result.seconds, self.stopwatch.expovariate(1000), 0.0, 60.0, float("inf")]
         return replace(result, seconds=self.stopwatch.choice(said))
 
     def step(self) -> tuple[SeqEvent, ...]:
-        """As the engine does it: as many plans as may be in flight, and one commit."""
+        """Step as the engine does: make as many plans as may be in flight, and commit one."""
         while not self.flights or self.scheduler.can_plan_ahead:
             self.plan()
         return self.commit()
@@ -402,7 +402,7 @@ class Harness:
         return steps
 
     def drain_bound(self) -> int:
-        """The eldest waits for at most all slots and all who may pass it, and each of these gets on in every step."""
+        """The oldest waits at most for all slots and all that may pass it, and each of these advances in every step."""
         longest = max((self.limit(seq_id) for seq_id in self.live), default=0)
         waits = len(self.live) * (self.config.max_num_seqs + self.config.max_bypasses + 1) * longest
         tried_alone = (2 * len(self.poisoned) + self.finds_out) * (self.config.max_num_seqs + 1) * longest
@@ -506,7 +506,7 @@ class Harness:
 
 
 def stored_prefix(runner: FakeRunner, keys: Sequence[bytes]) -> int:
-    """How many leading blocks a store that tells the truth says are stored; with a state, where that is carried."""
+    """How many leading blocks a truthful store has; if the model carries state, up to the last with a stored state."""
     count = next((at for at, key in enumerate(keys) if key not in runner.stored), len(keys))
     if not runner._stateful:
         return count
@@ -514,7 +514,7 @@ def stored_prefix(runner: FakeRunner, keys: Sequence[bytes]) -> int:
 
 
 def with_draft_model(cfg: SchedulerConfig, seed: int) -> SchedulerConfig:
-    """With a draft model in every second episode, where the model allows one; its context may be shorter."""
+    """Add a draft model in every second episode, if the model allows one; its context may be shorter."""
     possible = cfg.window is None
     return replace(cfg, draft_context=(8, 30, 64)[seed // 2 % 3]) if possible and seed % 2 else cfg
 
@@ -536,7 +536,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
 
 
 def random_prompt(rng: random.Random) -> tuple[int, ...]:
-    """Prompts that often begin alike: a common stem, cut anywhere, and a short tail."""
+    """A prompt that often shares a prefix with others: a common stem, cut anywhere, and a short tail."""
     stem = rng.choice([(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2), (1, 2, 3, 4, 9, 9, 9, 9), (0,) * 10])
     tail = tuple(rng.randrange(3) for _ in range(rng.choice([0, 0, 1, 3])))
     return stem[: rng.randint(1, len(stem))] + tail
@@ -548,7 +548,7 @@ def random_request(rng: random.Random, number: int, policy: str) -> SequenceRequ
         return drawn
     pooling = rng.choice([Pooling.MEAN, Pooling.LAST])
     if pooling is Pooling.MEAN and number % 3 == 0:
-        pooling = Pooling.CLS  # scheduled as a mean is
+        pooling = Pooling.CLS  # scheduled like a mean
     spec = EmbeddingSpec(pooling)
     return replace(drawn, embedding=spec, stop=StopRules(), fresh_prompt=not spec.pooling.takes_cached)
 
@@ -586,7 +586,7 @@ def run_episode(seed: int, moves: int = 60) -> Harness:
 
 
 def least_of(seed: int) -> int:
-    """What a step of this episode reads of a prompt at least: the real number is more than its prompts have."""
+    """The least that a step of this episode reads of a prompt; the real number exceeds these prompts' lengths."""
     return random.Random(f"{seed} least").choice([1, 2, 16])
 
 
@@ -613,7 +613,7 @@ def _run_episode(seed: int, moves: int) -> Harness:
         if floods and number % 20 == 5:
             flood(harness, flooding, number)
         if stores and harness.flights and storing.random() < 0.1 and not harness.finds_out and harness.kills < 2:
-            harness.kill()  # what is read is most of what was computed before it
+            harness.kill()  # most of what is read was computed before a kill
         if harness.flights and broken.random() < 0.08:
             harness.drop()
         if troubled and harness.flights and failing.random() < 0.08 and not harness.finds_out:  # else it would convict
@@ -648,7 +648,7 @@ def _run_episode(seed: int, moves: int) -> Harness:
 
 
 def flood(harness: Harness, rng: random.Random, number: int) -> None:
-    """A tenant sends more than can run, and another one sequence a few steps later."""
+    """One tenant sends more than can run, and another sends one sequence a few steps later."""
     counts = {"": 2 * harness.config.max_num_seqs, "a": 1}
     for tenant, count in counts.items():
         for index in range(count):
@@ -680,7 +680,7 @@ def random_checkpoints(seed: int, block_size: int) -> dict[str, int]:
 def run_workload(
     seed: int, depth: int = 1, right: float | None = None, window: int | None = None, **options: int
 ) -> Harness:
-    """Random requests that nothing disturbs: what comes of them is the same however they are computed."""
+    """Run random requests that nothing disturbs: their events are the same however they are computed."""
     rng = random.Random(seed)
     cfg = replace(random_config(rng), depth=depth, window=window, **options)
     harness = Harness(cfg, None if right is None else FakeDrafter(right, seed))

@@ -1,4 +1,4 @@
-"""What stands before a newcomer, against what then comes about."""
+"""The backlog that is estimated for a newcomer, against how long it then waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def begins(timed: Timed, seq_id: str) -> float:
 
 
 def timed(parts=SLOW, target=100, streams=4, **options) -> Timed:
-    """That has read a prompt beside streams before."""
+    """A `Timed` that has read a prompt beside streams before."""
     one = Timed(cost(*parts, noise=0.1), target=target, **options)
     one.stream(streams)
     one.read()

@@ -1,4 +1,4 @@
-"""What enters and leaves the prefix cache is told, once and in order. `Harness.check` holds random episodes to it."""
+"""What enters and leaves the prefix cache is reported once, in order. `Harness.check` holds random episodes to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def keys(tokens, salt=""):
 
 
 class Heard(Harness):
-    """A harness that remembers what was told."""
+    """A harness that remembers what was reported."""
 
     def __init__(self, cfg=None) -> None:
         super().__init__(cfg or config())
@@ -34,7 +34,7 @@ class Heard(Harness):
         self.mirror.hear = remember
 
     def run(self, *requests):
-        """What was told while these were answered."""
+        """What was reported while these were answered."""
         before = len(self.told)
         for each in requests:
             self.submit(each)

@@ -1,4 +1,4 @@
-"""Steps keep to their target while somebody decodes; prompts get on whatever it is, and take hardly longer."""
+"""Steps keep to their target while sequences decode; prompts advance at any target, and take hardly longer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LARGE = (0.300, 0.002, 1e-6, 0.030, 2e-6)
 
 
 class Timed:
-    """A scheduler, and in place of a runner what steps would take. Every token is 1."""
+    """A scheduler with the times of steps in place of a runner. Every token is 1."""
 
     def __init__(self, seconds: Cost, *, target: int, num_blocks: int = 2048, **options) -> None:
         defaults = {"block_size": 16, "max_num_seqs": 16, "max_num_batched_tokens": 256, "max_model_len": 8192}
@@ -67,21 +67,21 @@ class Timed:
         return plan
 
     def result(self, row: Row) -> RowResult | None:
-        """What comes of a row, if anything does; every draft is right."""
+        """The result of a row, if it has one; every draft is right."""
         if row.sample:
             return RowResult(row.slot, (SampledToken(1),) * (1 + len(row.drafts)))
         whole = row.start + row.count == len(self.admits[row.slot].tokens)
         return RowResult(row.slot, embedding=bytes(4)) if whole else None
 
     def stream(self, count: int, steps: int = 40) -> None:
-        """`count` answers begin, and are alone for so many steps."""
+        """Begin `count` answers, which run alone for this many steps."""
         for number in range(count):
             self.scheduler.submit(request(f"stream {number}", [number] * 20, max_tokens=8000))
         for _ in range(steps):
             self.step()
 
     def read(self, prompts: int = 1, length: int = PROMPT) -> float:
-        """Seconds until so many prompts have a token; steps of before are forgotten."""
+        """Seconds until this many prompts have a token; forgets earlier steps."""
         began = self.time
         self.plans, self.took = [], []
         for number in range(prompts):
@@ -180,7 +180,7 @@ def test_nobody_is_admitted_when_the_time_is_over():
 
 @pytest.mark.parametrize(("prompt", "whole"), [(30, True), (64, True), (90, True), (140, False), (400, False)])
 def test_a_newcomers_own_step_reads_a_prompt_whole_that_takes_up_to_twice_the_target(prompt, whole):
-    """In the next step all who were there decode again, and the rest would get less time."""
+    """In the next step all earlier sequences decode again, and the rest of the prompt would get less time."""
     timed = Timed(cost(*SLOW), target=100, policy="fair", max_num_seqs=32)
     for number in range(200):
         timed.scheduler.submit(request(f"flood {number}", [number] * 64, max_tokens=32, tenant="flood"))

@@ -1,4 +1,4 @@
-"""How many guessed tokens are computed: what they cost, how likely they are, and who waits meanwhile."""
+"""How many guessed tokens are computed: what they cost, how likely they are, and which rows wait meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_no_other_choice_brings_more_tokens_a_second(most):
 
 
 def test_what_having_drafts_costs_is_paid_by_all_that_they_save_together():
-    """One likely token of eight rows saves less than a step with any drafts costs; two of each row save more."""
+    """One row's likely guess saves less than having drafts costs; such guesses of all eight rows save more."""
     times = {"rows": 8, "seconds": 0.012, "price": 0.0006, "budget": 100}
     assert draft_lengths([[0.9] * 2], **times) == [2]
     assert draft_lengths([[0.9] * 2], **times, once=0.002) == [0]
@@ -62,7 +62,7 @@ def test_rows_without_a_guess_wait_a_quarter_longer_at_most():
 
 
 def test_a_row_that_gets_ahead_of_others_saves_rows_and_half_of_what_steps_take():
-    """Eight rows, all with guesses, of which one has none as a rule."""
+    """Eight rows, all with guesses, although one of them usually has none."""
     sure, times = [[0.98] * 4] * 8, {"seconds": 0.008, "price": 0.0008}
     assert draft_lengths(sure, 8, budget=100, **times) == [4] * 8
     assert draft_lengths(sure, 8, budget=100, **times, row_price=0.0005, common=0.0) == [0] * 8
@@ -74,7 +74,7 @@ def test_a_row_that_gets_ahead_of_others_saves_rows_and_half_of_what_steps_take(
 
 
 def test_a_step_with_drafts_keeps_to_its_target():
-    """Whoever reads a stream would see how long it took."""
+    """A reader of a stream would notice a longer step."""
     sure = [[0.98] * 32] * 8
     assert sum(draft_lengths(sure, 8, 0.01, 0.0001, 1000)) > 200
     assert sum(draft_lengths(sure, 8, 0.01, 0.0001, 1000, target=0.02)) in (99, 100)
@@ -121,7 +121,7 @@ def drafts_of_a_step(harness) -> int:
 
 
 def test_wrong_guesses_are_soon_not_computed_and_right_ones_are_again(monkeypatch):
-    """Also: what a guess is worth is found out without computing it."""
+    """This also shows that a guess is judged without computing it."""
     guessing = Guessing()
     harness = Harness(config(weigh_drafts=True, max_model_len=256, num_blocks=128, max_num_batched_tokens=64), guessing)
     monkeypatch.setattr(StepTimes, "of", lambda *_: 0.01)

@@ -1,4 +1,4 @@
-"""Rows with drafts: what was right is kept, what was wrong leaves no trace, and nobody else pays for either."""
+"""Rows with drafts: right drafts are kept, wrong ones leave no trace, and no other row pays for either."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_drafts_take_what_is_left_of_the_budget():
 
 
 def test_drafts_take_no_block_that_somebody_may_need():
-    """Two grow and two blocks are left: none for drafts, beyond the blocks that they hold anyway."""
+    """Two sequences grow and two blocks are left: drafts get none beyond the blocks that the sequences hold anyway."""
     harness = Harness(config(num_blocks=8, prefix_caching=False), FakeDrafter(0.0, count=5))
     harness.submit(request("a", range(10), max_tokens=14))
     harness.submit(request("b", range(20, 31), max_tokens=14))
@@ -229,7 +229,7 @@ def test_no_row_is_planned_behind_drafts_in_flight():
 
 
 def asked(scheduler: Scheduler, tokens: list[int], right: bool) -> list[bool]:
-    """Draw `tokens` one by one, with a guess of each where one is asked for; whether it was, token by token.
+    """Draw `tokens` one by one, guessing each for which a guess is asked for; returns whether one was, token by token.
 
     No step has time for a draft.
     """

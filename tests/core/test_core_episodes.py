@@ -87,7 +87,7 @@ def test_random_episodes_hold_every_law():
 
 
 def test_who_left_while_its_row_failed_is_not_mistaken_for_who_is_there():
-    """An aborted sequence's row makes the step fail in which a suspect has the only other row."""
+    """An aborted sequence's row fails a step in which the only other row is a suspect's."""
     run_episode(15035)
 
 
@@ -112,7 +112,7 @@ def test_a_draft_model_changes_no_event(depth, right):
 
 @pytest.mark.parametrize("checkpoints", [1, 3, 20])
 def test_checkpoints_change_no_event(checkpoints):
-    """Against the same model with no checkpoint, where every sequence computes all of its positions."""
+    """Compared with the same model without checkpoints, where every sequence computes all of its positions."""
     for seed in range(WORKLOADS):
         depth, window = 1 + seed % 2, WINDOWS[seed % len(WINDOWS)]
         plain, other = (run_workload(seed, depth, window=window, checkpoints=count) for count in (0, checkpoints))
@@ -129,7 +129,7 @@ def test_drafts_of_a_model_that_carries_state_change_no_event(depth, right, spar
 
 
 def said_of(harness: Harness) -> dict[str, list[SeqEvent]]:
-    """Every event of every sequence, less what was cached when it came: that depends on who came first."""
+    """Every event of every sequence, less how much was cached at its admission: that depends on which came first."""
     return {
         name: [each for each in events if not isinstance(each, Admitted)] for name, events in harness.events.items()
     }

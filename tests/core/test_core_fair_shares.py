@@ -1,4 +1,4 @@
-"""The policy `fair`: who waits gets on by what its tenant was given, whatever others send."""
+"""The policy `fair`: the order of waiting sequences follows what their tenants were given, whatever others send."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fair(**options) -> Harness:
 
 
 def admitted(harness: Harness, count: int) -> list[str]:
-    """Whose sequences are admitted first, so many of them."""
+    """The tenants of the first `count` sequences to be admitted, in order."""
     order: list[str] = []
     while len(order) < count:
         plan = harness.plan()

@@ -1,4 +1,4 @@
-"""What a row's result foresees: an input like any other, passed on to whoever guesses, and forgotten with the row."""
+"""What a row's result foresees: an input like any other, passed on to the drafter, and forgotten with the row."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the core has a draft model do, by what it takes and how often it is right: in time that is made up, to the end.
+"""How much the core has a draft model guess, by its cost and how often it is right: whole runs in simulated time.
 
-A sequence here is known beforehand, a step takes what a formula says, and a guess is right with a planted chance. The
-measure is the best fixed length of guesses, which somebody would choose who knew the chance and all costs.
+Sequences here are known beforehand, a formula says how long a step takes, and a guess is right with a planted chance.
+The measure is the best fixed length of guesses, which one would choose knowing the chance and all costs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Costs:
     each: float = 0.00005
 
     def best(self, right: float, rows: int) -> float:
-        """Times as many tokens a second as without, with the best fixed length, which may be none."""
+        """The speedup in tokens a second of the best fixed length of guesses, which may be none."""
         plain = self.step + self.row * rows
         times = [1.0]
         for length in range(1, 9):
@@ -41,7 +41,7 @@ class Costs:
 
 
 class Simulated:
-    """A runner whose time is made up."""
+    """A runner in simulated time."""
 
     def __init__(self, costs: Costs, right: float, seed: int = 0) -> None:
         self.costs, self.right, self.luck = costs, right, random.Random(seed)
@@ -92,7 +92,7 @@ class Simulated:
 
 
 def serve(costs: Costs, right: float, rows: int = 1, tokens: int = 600, prompt: int = 8, **options) -> Simulated:
-    """Run `rows` sequences until one has ended, after as many that are not measured: a fresh engine has to learn."""
+    """Run `rows` sequences until one has ended, after as many that are not measured: a new engine has to learn."""
     sizes = {"max_model_len": 4096, "max_num_seqs": 32, "max_num_batched_tokens": 512, "weigh_drafts": True}
     cfg = replace(config(4000, prefix_caching=False), **sizes | {"draft_context": 4096} | options)
     scheduler, runner = Scheduler(cfg), Simulated(costs, right)
@@ -153,7 +153,7 @@ def test_guesses_that_become_right_are_found_out():
 
 
 def test_a_draft_model_is_tried_now_and_then_however_long_a_pass_of_it_takes():
-    """A pass of 80 ms is more than is saved up for quick ones."""
+    """A pass of 80 ms takes more time than is saved up for quick passes."""
     guessed = serve(Costs(step=0.5, each_pass=0.08), 0.0, tokens=600)
     assert 0 < guessed.guessing < 0.02 * guessed.seconds
 
@@ -186,7 +186,7 @@ def test_catching_up_makes_no_step_much_longer_while_others_stream():
 
 
 def offered(guess: tuple[int, ...]) -> tuple[Scheduler, int]:
-    """A sequence that goes on 1, 2, 3, ... behind its first token, for which this was guessed."""
+    """A sequence that goes on 1, 2, 3, ... after its first token, with this guess; returns how many were wanted too."""
     scheduler = Scheduler(config(draft_context=64))
     scheduler.submit(request("a", (0, 0), max_tokens=30))
     scheduler.commit(scheduler.plan(), StepResult(0, (RowResult(0, (SampledToken(0),), lag=3),)))
@@ -245,7 +245,7 @@ FOLLOWING = config(400, draft_context=400, max_model_len=400, max_num_batched_to
 
 
 def test_where_guesses_do_not_pay_few_newcomers_are_followed():
-    """By a predictor of the model's own; and all of them again soon after guesses pay."""
+    """The model's own predictor follows few of them, and soon all again once guesses pay."""
     scheduler, runner = Scheduler(FOLLOWING), Simulated(Costs(), right=0.0)
 
     def followed(count: int) -> list[bool]:

@@ -120,7 +120,7 @@ def test_numbers_that_no_time_can_be_are_refused(wrong):
 
 
 def test_a_trace_has_what_was_known_and_its_replay_makes_the_same_plans():
-    """With a target, chunks follow from the times: without what was known, the replay would make others."""
+    """With a target, chunks depend on step times: without the known times, the replay would make other chunks."""
     known = taught().known.later()
     settings = {"num_blocks": 256, "max_num_batched_tokens": 512, "max_model_len": 600, "step_target_ms": 100}
     of = config(**settings, step_times=known)

@@ -295,7 +295,7 @@ def let_an_embedding_go_on(patch):
 
 
 def seal_a_rejected_position(patch):
-    """A block that drafts have filled, right or wrong, under the key that is theirs."""
+    """Seal a block that drafts have filled, right or wrong, under the key of those drafts."""
     take_in = Scheduler._take_in
 
     def greedy(self, row, seq, result, events):
@@ -535,7 +535,7 @@ def keep_the_state_at_the_end_of_a_row_that_waits(patch):
     commit = StateKeeping.commit
 
     def hasty(self, step, results):
-        with suppress(IndexError):  # of a row behind one that waits, whose tokens are not known
+        with suppress(IndexError):  # for a row behind one that waits, whose tokens are not known
             commit(self, step, [None if result is None else result._replace(waits=False) for result in results])
 
     patch(StateKeeping, "commit", hasty)

@@ -17,7 +17,7 @@ SIZE = 2
 
 
 def held(pool: BlockPool, text: str, salt: str = "") -> Lease:
-    """Acquire for a text of a letter a token, and seal all that it fills."""
+    """Acquire blocks for a text with a token for each letter, and seal all that it fills."""
     chain = KeyChain(root_key(b"m", salt), SIZE)
     chain.follow([ord(letter) for letter in text])
     lease = pool.acquire(chain.keys, len(text))
@@ -69,7 +69,7 @@ def test_a_block_that_takes_over_a_key_takes_over_what_it_was_good_for():
     pool = BlockPool(32, SIZE)
     cached(pool, "aabbc", "aabbc")
     assert [node.hits for node in tree_of(pool).nodes] == [1]
-    lease = pool.acquire([], 5)  # somebody computes the same without looking
+    lease = pool.acquire([], 5)  # computes the same without looking it up
     chain = KeyChain(root_key(b"m", ""), SIZE)
     chain.follow([ord(letter) for letter in "aabbc"])
     parent = chain.root

@@ -72,7 +72,7 @@ def test_memory_comes_first():
 
 
 def test_a_preempted_sequence_reads_what_memory_has_forgotten_meanwhile():
-    """All of it was there when it was preempted; then those who went on took its blocks."""
+    """All its blocks were there when it was preempted; then the sequence that went on took them."""
     both = harness(num_blocks=16, max_num_seqs=2)
     both.submit(request("a", PROMPT, max_tokens=24))
     both.submit(request("b", PROMPT[7:], max_tokens=24))
@@ -139,7 +139,7 @@ def test_reading_that_takes_longer_than_computing_is_not_done_but_now_and_then()
 
 
 def test_lost_memory_is_not_saved():
-    """What was sealed in a step, and is in no plan yet, when the process that has it ends."""
+    """A block that was sealed in a step, and is in no plan yet when the process that holds it ends."""
     first = harness()
     first.submit(request("first", PROMPT, max_tokens=6))
     first.step()

@@ -236,7 +236,7 @@ def test_an_admission_leaves_a_block_for_each_who_may_grow():
 
 
 def crowded(num_blocks: int = 6) -> Harness:
-    """Two that fit at first and outgrow the pool together."""
+    """Two sequences that fit at first and outgrow the pool together."""
     harness = Harness(config(num_blocks=num_blocks))
     harness.submit(request("old", range(4), max_tokens=18))
     harness.submit(request("young", range(50, 54), max_tokens=18))
@@ -521,7 +521,7 @@ def test_a_second_plan_before_the_commit_is_a_fault():
 
 
 def drew(slot: int, *tokens: int) -> RowResult:
-    """What comes of a row that drew `tokens`, one by default."""
+    """The result of a row that drew `tokens`, one by default."""
     return RowResult(slot, tuple(map(SampledToken, tokens or (1,))))
 
 

@@ -1,4 +1,4 @@
-"""The policy `fair`: who has too few slots takes one back, and two that flood leave each other in peace."""
+"""The policy `fair`: a tenant with too few slots takes one back, and two that flood leave each other alone."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def flooded(prompt: int = 6, *, requests: int = 20, target: int) -> Harness:
 
 
 def read_of_the_newcomer(harness: Harness) -> tuple[int, bool]:
-    """How many positions of it the next plan computes, and whether it draws; the plan is then in flight."""
+    """How many of the newcomer's positions the next plan computes, and whether it draws; the plan is then in flight."""
     plan = harness.plan()
     slot = next(seq.slot for seq in harness.scheduler._running if seq.request.tenant == "calm")
     return next((row.count, row.sample) for row in plan.rows if row.slot == slot)

@@ -1,4 +1,4 @@
-"""Drafts of a model that carries state: the state before each is kept, and one of them goes on."""
+"""Drafts of a model that carries state: the state before each draft is kept, and the row goes on from one of these."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_state_behind_a_wrong_draft_is_not_kept():
 
 
 def test_a_row_behind_one_that_waits_has_no_drafts():
-    """It draws where the other waits, from the state behind that place, which moved on."""
+    """It draws where the earlier row waits, from the state behind that place, which has moved on."""
     harness = stateful(3, 4, 4)
     harness.submit(request("a", PROMPT, max_tokens=12))
     harness.step()

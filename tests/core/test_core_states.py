@@ -22,7 +22,7 @@ def kept_at(harness):
 
 
 def cached(harness, seq_id, prompt, **options):
-    """How many tokens of this prompt are found; runs it to its end."""
+    """Run a request to its end; returns how many tokens of its prompt were found in the cache."""
     harness.submit(request(seq_id, prompt, **options))
     harness.drain()
     return harness.admitted[seq_id]

@@ -1,4 +1,4 @@
-"""What steps are expected to take, from what they took."""
+"""How long steps are expected to take, from how long they took."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expected(times: StepTimes, step: StepPlan) -> float:
 
 
 def taught(noise: float = 0.0, steps: int = 400, seed: int = 0) -> StepTimes:
-    """By steps of 1 to 8 streams, every third with a chunk."""
+    """Times learned from steps of 1 to 8 streams, every third with a chunk."""
     times, rng = StepTimes(), random.Random(seed)
     for number in range(steps):
         rows = [decode(rng.randrange(100, 3000)) for _ in range(rng.randint(1, 8))]
@@ -68,7 +68,7 @@ def test_every_shape_of_a_step_is_foreseen_after_some_hundred(step, noise, near)
 
 
 def test_steps_that_all_have_a_chunk_teach_what_each_part_takes():
-    """As under a load that never rests: a step of its own then takes what it should."""
+    """As under a load that never rests: the time of each part is learned all the same."""
     times, rng = StepTimes(), random.Random(0)
     for _ in range(400):
         rows = [decode(rng.randrange(60, 100)) for _ in range(rng.randint(10, 30))]
@@ -160,7 +160,7 @@ def test_a_draft_has_the_price_of_steps_with_about_as_many_rows():
 
 
 def test_having_drafts_and_each_of_them_are_told_apart():
-    """As where one position more than there are rows begins another tile of every product."""
+    """As when one position more than there are rows begins another tile of every matrix product."""
     times, rows = taught(), [decode(100)] * 7
     alone, of_prompt = times.of(times.decoding([100] * 8)), times.of(chunk_of(100, 1, None))
     once, each = 2 * of_prompt, 0.7 * of_prompt
@@ -222,7 +222,7 @@ def test_nothing_is_ever_expected_to_take_less_than_no_time():
 
 
 def test_a_step_of_which_all_parts_are_expected_to_take_no_time_is_learned_like_a_first_one():
-    """They came to 0 as the rest of steps whose chunks took all of it, and less."""
+    """They came to 0 as the rest of steps whose chunks seemed to take all of the time, or more."""
     times = StepTimes()
     for number in range(40):
         count = 10 + 37 * number % 90

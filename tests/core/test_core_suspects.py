@@ -1,4 +1,4 @@
-"""Who is blamed for steps that fail, and who is not."""
+"""Which sequences are blamed for steps that fail, and which are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONFIG = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_ba
 
 
 def started(count=3):
-    """So many sequences that all have drawn a token."""
+    """A harness with `count` sequences, each of which has drawn a token."""
     harness = Harness(CONFIG)
     for number in range(count):
         prompt = tuple((number + at) % VOCAB for at in range(6))

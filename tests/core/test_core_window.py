@@ -94,7 +94,7 @@ def lose(pool, *indices):
 
 
 def cached_pool(window):
-    """A pool of 4 positions a block in which 8 blocks of a chain are cached and nobody's."""
+    """A pool of 4 positions a block, in which 8 blocks of a chain are cached and held by nobody."""
     pool = BlockPool(10, 4, window=window)
     lease = pool.acquire(keys_of(8), 33)
     for index in range(8):
@@ -108,7 +108,7 @@ def cached_pool(window):
     [
         (None, (0,), 0),
         (None, (5,), 5),
-        (1, range(7), 8),  # a position sees nobody but itself; the last block tells that the prefix was computed
+        (1, range(7), 8),  # a position sees only itself; the last block shows that the prefix was computed
         (1, range(8), 0),
         (5, range(7), 8),  # position 32 sees 28 to 32
         (6, range(7), 0),  # and now 27 too, in block 6

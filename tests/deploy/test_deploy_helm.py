@@ -1,6 +1,6 @@
-"""The Helm chart: what it renders is what Kubernetes and `penstock serve` take, and a wrong value is named.
+"""The Helm chart: Kubernetes and `penstock serve` accept what it renders, and a wrong value is named.
 
-Without Helm, which `make test-helm` fetches, only the options are looked at.
+Without Helm, which `make test-helm` fetches, only the options are checked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ with_helm = pytest.mark.skipif(not HELM, reason="needs Helm: make test-helm")
 
 
 def rendered(*settings: str, values: str = "") -> list[dict[str, Any]]:
-    """The documents that Helm makes of the chart."""
+    """The documents that Helm renders from the chart."""
     command = [HELM, "template", "mine", str(CHART), "--values", "-"]
     command += [part for setting in settings for part in ("--set", setting)]
     made = subprocess.run(command, input=values, capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WRITERS = sorted(
     script for script in (ROOT / "docs").glob("write_*.py") if script.stem != "write_figures"
-)  # which writes tables into pages that people write
+)  # which writes tables into hand-written pages
 
 
 def loaded(script: Path):

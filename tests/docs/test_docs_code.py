@@ -91,7 +91,7 @@ def served(default_server) -> Served:
 
 @pytest.fixture(scope="module")
 def results(served) -> list[tuple[str, str]]:
-    """What each Python block printed, and how it failed."""
+    """What each Python block printed, and its error."""
     given = [(block.name, block.code.replace(ADDRESS, served.url)) for block in blocks("python")]
     done = subprocess.run(
         [sys.executable, "-c", RUN_BLOCKS],
@@ -135,7 +135,7 @@ def test_a_yaml_block_is_yaml(number):
 
 
 def send(command: str, url: str) -> httpx.Response:
-    """What curl would send, for the options that the documents use."""
+    """Send what curl would, for the options that the documents use."""
     words = iter(shlex.split(command.replace(ADDRESS, url))[1:])
     method, address, headers, body = "", "", {}, None
     for word in words:
@@ -190,7 +190,7 @@ def test_a_curl_request_gets_an_answer_of_the_shape_shown(served, number):
 
 
 def check_events(shown: str, given: str) -> None:
-    """The opening, a piece and the closing; how many pieces there are depends on how quickly they are read."""
+    """Compare the opening, a piece and the closing; how many pieces there are depends on how quickly they are read."""
     one, other = ([line for line in text.split("\n") if line.startswith("data: ")] for text in (shown, given))
     assert one[-1] == other[-1] == "data: [DONE]"
     positions = [re.findall(r"^id: chatcmpl-[0-9a-f]{32}:(.*)$", text, re.MULTILINE) for text in (shown, given)]
@@ -235,7 +235,7 @@ def test_options_that_a_page_names_exist(page):
 
 
 def options_of_script(name: str) -> set[str]:
-    """Of a script in `bench/`: its command's, or those that it adds to a parser of its own."""
+    """The options of a script in `bench/`: its command's, or those that it adds to a parser of its own."""
     script = import_module(name)
     if hasattr(script, "command"):
         return options_of_commands(script.command)

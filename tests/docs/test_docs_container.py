@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's, in order: (word, the rest), comments and line continuations taken out."""
+    """The Dockerfile's instructions in order: (word, the rest), without comments and line continuations."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     joined = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
     return [(word, rest) for line in joined.splitlines() if line for word, _, rest in [line.partition(" ")]]
@@ -112,7 +112,7 @@ def test_a_stop_lasts_longer_than_running_answers_may():
 
 
 class Alive(BaseHTTPRequestHandler):
-    """Answers where no key is needed, and nowhere else."""
+    """Answers 200 where no key is needed, and 401 elsewhere."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path.encode() in OPEN_PATHS else 401)

@@ -37,7 +37,7 @@ def expressions() -> Iterator[str]:
 
 
 def host() -> ModelHost[Any]:
-    """One model, which is not loaded."""
+    """A host of one model, which is not loaded."""
 
     async def load(*_: object) -> None:
         raise AssertionError

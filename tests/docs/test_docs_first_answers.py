@@ -1,4 +1,4 @@
-"""What docs/sampling.md says that the default model answers first is what it answers."""
+"""The default model's first answers are those that docs/sampling.md shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ISA = "avx512_bf16"
 
 
 def is_as_printed(answer: str, printed: str) -> bool:
-    """Whether an answer is what the page prints, as far as it does."""
+    """Whether an answer is what the page prints, as far as the page prints it."""
     said = " ".join(answer.split())
     return said.startswith(printed.removesuffix(CUT)) if printed.endswith(CUT) else said == printed
 

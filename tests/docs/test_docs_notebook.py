@@ -44,7 +44,7 @@ def test_what_its_code_imports_exists(cell):
 
 
 def test_the_options_in_its_code_are_options():
-    """Of the commands that it runs: `"serve", ..., "--port"`."""
+    """The options of the commands that it runs: `"serve", ..., "--port"`."""
     code = "\n".join(cell.source for cell in CODE)
     used = set(re.findall(r'"--([a-z-]+)"', code))
     assert {"record", "certificate"} <= used
@@ -87,7 +87,7 @@ def test_it_becomes_a_page_with_its_pictures_beside_it(tmp_path):
 @pytest.mark.deep
 @pytest.mark.model
 def test_it_runs_from_top_to_bottom(default_model, tmp_path):
-    """As a script: what runs notebooks is not needed for that, and no cell has anything but Python in it."""
+    """As a script: that needs no notebook runner, and every cell is plain Python."""
     (tmp_path / "notebook.py").write_text("\n\n".join(cell.source for cell in CODE))
     environment = {**os.environ, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
     done = subprocess.run(

@@ -15,7 +15,7 @@ MEMORY = 1 << 30
 
 
 def longest(tokens, query) -> int:
-    """The most tokens at the end of `query` that stand somewhere in `tokens`, before their end if they are the same."""
+    """The length of the longest end of `query` that occurs in `tokens`, before their end if both are the same list."""
     best = 0
     for end in range(1, len(tokens) + (tokens is not query)):
         length = 0

@@ -25,7 +25,7 @@ def started(name: str, *arguments: str) -> str:
 
 
 def run_here(name: str, *arguments: str) -> str:
-    """What it prints when it is run in this process."""
+    """What a script prints when it is run in this process."""
     script, said = EXAMPLES / f"{name}.py", io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.syspath_prepend(EXAMPLES)

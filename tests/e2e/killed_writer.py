@@ -1,7 +1,7 @@
 """Processes that answer prompts and keep blocks until they are killed: `killed_writer.py MODEL FOLDER`.
 
-A line on standard input makes one, forked from this process, which has imported everything; its number seeds the order
-of the prompts. It says its process id and then each answer, as JSON lines; this process says when it is dead.
+Each line on standard input forks one from this process, which has imported everything; the number on it seeds the order
+of the prompts. It prints its process id and then each answer, as JSON lines; this process prints when it is dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAMPLING = SamplingParams(max_tokens=12, temperature=0.9, seed=4, logprobs=1, ig
 
 
 def prompt(number: int) -> list[int]:
-    """Prompts that share beginnings."""
+    """A prompt that shares a prefix with others."""
     stem, tail = random.Random(number % 5), random.Random(100 + number)
     return [stem.randrange(3, 90) for _ in range(64)] + [tail.randrange(3, 90) for _ in range(40 + number)]
 

@@ -34,20 +34,20 @@ class Served:
     process: subprocess.Popen[str]
     seconds_to_listen: float
     _plans: list[dict[str, Any]] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans are in it
+    _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans were read
 
     def health(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/health").json()
 
     def wait_running(self, count: int) -> None:
-        """Wait until so many requests run."""
+        """Wait until this many requests run."""
         last = time.monotonic() + PATIENCE
         while (health := self.health())["running"] < count:
             assert time.monotonic() < last, health
             time.sleep(0.02)
 
     def wait_idle(self, seconds: float) -> float:
-        """Wait until every block is back; how many seconds of processors the server took for that."""
+        """Wait until every block is back; returns the processor seconds that the server used meanwhile."""
         began, last = self._processor_seconds(), time.monotonic() + PATIENCE
         while True:
             health, taken = self.health(), self._processor_seconds() - began
@@ -58,7 +58,7 @@ class Served:
             time.sleep(0.02)
 
     def _processor_seconds(self) -> float:
-        """Used by the server so far: utime and stime of proc(5); the wall clock where there is no proc."""
+        """Seconds that the server has used: utime and stime of proc(5), or the wall clock if there is no proc."""
         file = Path(f"/proc/{self.process.pid}/stat")
         if not file.exists():
             return time.monotonic()
@@ -66,7 +66,7 @@ class Served:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def plans(self) -> list[dict[str, Any]]:
-        """Every plan recorded so far; those of a fleet's replicas in the order in which they were asked for here."""
+        """Every plan recorded so far; those of a fleet's replicas in the order in which they were read here."""
         traces = [self.trace] if self.trace.exists() else sorted(self.trace.parent.glob(self.trace.name + ".*"))
         for trace in traces:
             lines = trace.read_text(encoding="utf-8").splitlines()
@@ -106,7 +106,7 @@ def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Serve
 
 @contextmanager
 def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
-    """The URL of a server with a journal; the block ends with its death."""
+    """The URL of a server with a journal, which is killed at the end of the block."""
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal), ALONE],
         stdout=subprocess.PIPE,
@@ -147,14 +147,14 @@ def runners_of(pid: int) -> list[int]:
 
 
 def runner_of(pid: int) -> int:
-    """The process that computes for the server `pid`: it calls itself so once it has imported everything."""
+    """The process that computes for the server `pid`: it takes that name once it has imported everything."""
     runners = [each for each in runners_of(pid) if process_file(each, "comm") == b"penstock-runner\n"]
     assert runners, "there is none"
     return runners[-1]
 
 
 def below(pid: int) -> Iterator[int]:
-    """The processes that `pid` started, and those that these started."""
+    """The processes that `pid` started, directly or not."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:  # it has ended since it was listed
@@ -166,7 +166,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def process_file(pid: int, name: str) -> bytes:
-    """What the system says of a process; nothing where it or the thread asked about has ended since it was listed."""
+    """A file of a process in /proc; empty if the process, or the thread asked about, has ended since it was listed."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -82,7 +82,7 @@ def test_adapters_come_and_go_and_outlive_the_runner(tmp_path):
         assert order(url, "load", "third", lora_path=str(folder / "third")).status_code == 200
         assert ask(url, "third") not in want.values()
 
-        # Files that change do not change what was loaded from them, and the next runner does not take the new ones.
+        # Changed files do not change what was loaded from them, and the next runner does not take the new ones.
         shutil.copytree(folder / "second", folder / "third", dirs_exist_ok=True)
         third = ask(url, "third")
         os.kill(runner_of(served.process.pid), signal.SIGKILL)

@@ -73,7 +73,7 @@ class Steps:
 
 
 def told(steps: Steps) -> list[object]:
-    """All that came of an engine's steps, but for the time that they took."""
+    """All results of an engine's steps, without the time that they took."""
     return [replace(result, seconds=0.0) for result in steps.results]
 
 

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.model
 
 
 class PlainReader(gguf.GGUFReader):
-    """Cuts its half a million pieces from a plain array: one of a memmap costs ten times as much."""
+    """Cuts its half a million pieces from a plain array: cutting one from a memmap costs ten times as much."""
 
     @property
     def data(self) -> np.ndarray:
@@ -60,10 +60,10 @@ class PlainReader(gguf.GGUFReader):
 
 @pytest.fixture(scope="module")
 def read_once() -> Iterator[None]:
-    """The package `gguf` parses the file once, and lists the names of tensors once.
+    """Have the package `gguf` parse the file once, and list the names of tensors once.
 
-    transformers has it do so for the settings, the weights and the tokenizer, and for each of the model's 397 modules:
-    four fifths of half a minute. What is read is the same.
+    transformers has it do so for the settings, the weights and the tokenizer, and for each of the model's 397 modules,
+    which takes four fifths of half a minute. What is read is the same.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", functools.cache(PlainReader))

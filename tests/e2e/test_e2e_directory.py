@@ -1,4 +1,4 @@
-"""A directory in Hugging Face layout, as transformers writes it: from disk to text, and its mistakes by name."""
+"""A directory in Hugging Face layout, as transformers writes it: from disk to text; its mistakes are named."""
 
 from __future__ import annotations
 

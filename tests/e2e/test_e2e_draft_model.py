@@ -1,4 +1,4 @@
-"""`--draft-model`, from option to answer: nothing differs but time, whoever is lost; what cannot be is refused."""
+"""`--draft-model`, from option to answer: only times differ, even if a runner is lost; what cannot work is refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answers(llm: LLM) -> list[tuple[tuple[int, ...], object]]:
 
 
 def guessed(llm: LLM) -> tuple[int, int]:
-    """Tokens of the draft model that were computed, and those that were right."""
+    """How many tokens guessed by the draft model were computed, and how many were right."""
     counts = dict(llm._engine.measurements().drafts)
     return (counts[MODEL].tokens, counts[MODEL].accepted) if MODEL in counts else (0, 0)
 
@@ -65,7 +65,7 @@ def guessed(llm: LLM) -> tuple[int, int]:
 def test_in_every_weight_form_the_model_guesses_right_for_itself(
     default_model, quantization, kv_cache_dtype, monkeypatch
 ):
-    """All guesses are computed, whatever time says of them."""
+    """All guesses are computed, whatever they cost."""
     monkeypatch.setattr(app, "SchedulerConfig", partial(SchedulerConfig, weigh_drafts=False))
     options = OPTIONS | {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype, "threads": 2}
     with LLM(str(default_model), speculate=False, **options) as llm:

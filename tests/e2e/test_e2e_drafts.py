@@ -61,7 +61,7 @@ def drafts_for(scheduler: Scheduler, coming: dict[str, Sequence[int]], right: fl
 
 
 def serve(loaded: LoadedModel, asked: list[SequenceRequest], drafting=None) -> tuple[Events, int]:
-    """Run all to their end: events by id, and the number of steps."""
+    """Run all to their end; returns events by id, and the number of steps."""
     kv = loaded.kv_store(CONFIG.num_blocks, CONFIG.block_size)
     kv.fill_with_nan()
     runner = loaded.runner(kv, CONFIG.max_num_seqs, CONFIG.max_model_len)
@@ -79,7 +79,7 @@ def serve(loaded: LoadedModel, asked: list[SequenceRequest], drafting=None) -> t
 
 
 def bits(events: Events) -> dict[str, list[tuple[object, ...]]]:
-    """Every event, its numbers as their bits."""
+    """Every event, with its numbers as bits."""
     return {name: [_bits(each) for each in of if isinstance(each, Generated | Finished)] for name, of in events.items()}
 
 

@@ -40,7 +40,7 @@ def model(request, tmp_path_factory) -> Path:
 
 
 def answers(llm: LLM) -> Iterator[object]:
-    """Everything that is said of each answer, of two rounds: the second goes on from states that the first kept."""
+    """Everything that is said of each answer in two rounds; the second goes on from states that the first kept."""
     for _ in range(2):
         for output in llm.generate([{"prompt_token_ids": each} for each in PROMPTS], ASKED, use_tqdm=False):
             for one in output.outputs:

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head guesses: not one bit differs, and its guesses are those of transformers' modules."""
+"""An EAGLE-3 head guesses: not one bit differs, and its guesses are what transformers' modules predict."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_may_be_in_int8_beside_a_model_in_int8(model, head):
 
 @pytest.mark.parametrize("sizes", [{}, {"max_num_batched_tokens": 24}], ids=["whole", "chunks"])
 def test_guesses_are_what_transformers_modules_predict(model, head, sizes, monkeypatch):
-    """The first from the model's states, those behind it from the head's own."""
+    """The first guess comes from the model's states, later ones from the head's own."""
     from transformers import AutoModelForCausalLM
 
     noted: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -85,7 +85,7 @@ def test_guesses_are_what_transformers_modules_predict(model, head, sizes, monke
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [{"prompt_token_ids": each} for each in PROMPTS]
     with LLM(str(model), draft_model=str(head), **{**OPTIONS, **EXACT, **sizes}) as llm:
-        for _ in range(2):  # the second round finds its prompts in the cache, followed as far as that
+        for _ in range(2):  # the second round finds its prompts in the cache, followed that far
             llm.generate(prompts, params, use_tqdm=False)
         assert llm.scheduler.stats.hit_tokens > 0
     first = {tuple(prompt[1:8]): prompt[0] for prompt in PROMPTS}
@@ -111,7 +111,7 @@ def test_guesses_are_what_transformers_modules_predict(model, head, sizes, monke
 
 
 def test_lost_and_preempted_sequences_are_followed_again(model, head):
-    """A cache that holds two of them at most: they are preempted, and come back."""
+    """A cache that holds two sequences at most: they are preempted, and come back."""
     options = {**OPTIONS, "max_num_seqs": 6, "kv_cache_memory": "200KiB", "block_size": 16}
     params = SamplingParams(temperature=0.3, seed=5, max_tokens=60, ignore_eos=True)
     prompts = [{"prompt_token_ids": each} for each in PROMPTS]

@@ -1,4 +1,4 @@
-"""Every family through the real scheduler and runner: embeddings are transformers' pooled states, by any way."""
+"""Every family through the real scheduler and runner: embeddings are transformers' pooled states, however computed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def embedded(bench, prompts, pooling):
 
 @pytest.fixture(scope="module", params=CASES)
 def golden(request, tmp_path_factory):
-    """A model, prompts, and of each prompt transformers' last hidden states."""
+    """A model, prompts, and transformers' last hidden states of each prompt."""
     from transformers import AutoModel
 
     directory = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), *request.param)

@@ -34,7 +34,7 @@ for dtype, quantization, kv in (*forms, ("float32", "none", "auto")):
 
 
 def check(report: Report) -> None:
-    """Nothing differed, and what may not matter did happen: sequences were preempted and prefixes were found."""
+    """Nothing differed, although what must not matter did happen: sequences were preempted and prefixes were found."""
     assert report.exact, report.verdict_line()
     assert report.tally.tokens > 150
     tight = [verdict for verdict in report.verdicts if verdict.schedule.tight]
@@ -101,7 +101,7 @@ def test_a_family_with_layer_norms_and_learned_positions_is_exact(tiny_gpt2, qua
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("isa", native.isas()[1:])
 def test_every_other_instruction_set_of_this_machine_is_exact(tiny_llama, isa, monkeypatch):
-    """The best one is what the tests above run."""
+    """The tests above run the best one."""
     monkeypatch.setenv("PENSTOCK_ISA", isa)
     done = subprocess.run([sys.executable, "-c", BY_ISA, str(tiny_llama)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

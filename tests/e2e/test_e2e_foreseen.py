@@ -39,7 +39,7 @@ PROMPTS = [f"Describe some people, number {number}, as JSON:" for number in rang
 
 
 def answers(llm: LLM, every: int) -> tuple[list[object], int]:
-    """Everything that is said of each `every`th answer, and in how many steps."""
+    """Everything that is said of each `every`th answer, and the number of steps that they took."""
     before = llm.scheduler.stats.steps
     outputs = llm.generate(PROMPTS[::every], ASKED[::every], use_tqdm=False)
     said = [

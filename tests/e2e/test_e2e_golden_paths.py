@@ -87,7 +87,7 @@ class Bench:
         self.scheduler = Scheduler(self.config)
         self.kv = kv = KVStore(model.program.caches, num_blocks, block_size, torch.float32, torch.device("cpu"))
         for cache in (*kv.keys, *kv.values):
-            cache.fill_(float("nan"))  # whoever reads what was never written fails loudly
+            cache.fill_(float("nan"))  # reading what was never written fails loudly
         states = StateStore(model.program.states, seqs, checkpoints, torch.device("cpu"))
         states.fill_with_nan()
         states = states if model.program.states else None
@@ -95,11 +95,11 @@ class Bench:
         self.count = count
         self.submitted = 0
         self.cached: dict[str, int] = {}
-        self.resumed: list[tuple[int, int]] = []  # of each admission after a preemption: tokens, cached positions
+        self.resumed: list[tuple[int, int]] = []  # for each admission after a preemption: tokens, cached positions
         self.largest_row = 0
 
     def run(self, prompts: Sequence[Sequence[int]], preempt_before: Sequence[int] = ()) -> list[list[int]]:
-        """All prompts at once; the tokens of each. The youngest is preempted before the given steps."""
+        """Run all prompts at once; returns the tokens of each. The youngest is preempted before the given steps."""
         answers: dict[str, list[int]] = {}
         for prompt in prompts:
             name = str(self.submitted)
@@ -129,7 +129,7 @@ class Bench:
         return len(admit.tokens) > admit.prompt_tokens
 
     def _spoil_free_blocks(self) -> None:
-        """Whoever reads a block that was given back fails loudly."""
+        """Let reading a block that was given back fail loudly."""
         free = self.scheduler._pool._free
         for cache in (*self.kv.keys, *self.kv.values):
             cache[free] = float("nan")
@@ -198,7 +198,7 @@ def test_after_forced_preemption(golden):
 
 
 def test_after_a_hit_in_the_middle_of_a_checkpoint_interval(golden):
-    """A turn is edited: the state is that of the last checkpoint before, and of the branch itself the next time."""
+    """A turn is edited: the state is that of the last checkpoint before it; the next time, of the branch itself."""
     long, tail = golden.prompts[-1], golden.prompts[-1][50:]
     changed = [*long[:45], *tail]
     whole = golden.bench().run([changed])
@@ -228,7 +228,7 @@ def test_with_only_the_blocks_that_a_window_sees(golden):
 
 
 def test_a_preempted_request_goes_on_from_its_last_window(tmp_path):
-    """What its window left is gone and overwritten; yet no more is computed anew than the block that it was filling."""
+    """What its window left is gone and overwritten; yet only the block that it was filling is computed anew."""
     directory = write_checkpoint(tmp_path, "mistral", "all_to_one_small_window", sliding_window=21)
     model = load_model(directory)
     assert model.program.window == 21

@@ -225,7 +225,7 @@ def test_who_watches_a_model_loads_none(folders):
 
 
 def resident(pid: int) -> int:
-    """Bytes that a process and those below it hold."""
+    """Bytes of memory that a process and its descendants hold."""
     total = 0
     for each in (pid, *below(pid)):
         found = re.search(r"Rss:\s+(\d+)", Path(f"/proc/{each}/smaps_rollup").read_text())

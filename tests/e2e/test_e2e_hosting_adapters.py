@@ -1,4 +1,4 @@
-"""Adapters of several models behind one port: each is named as a model is, and is back when its model is."""
+"""Adapters of several models behind one port: each is named like a model, and is back when its model is."""
 
 from __future__ import annotations
 

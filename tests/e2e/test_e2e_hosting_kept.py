@@ -1,4 +1,4 @@
-"""What a server of several models writes down for each: streams and stored answers, and profiles."""
+"""What a server of several models keeps in files for each: streams and stored answers, and profiles."""
 
 from __future__ import annotations
 

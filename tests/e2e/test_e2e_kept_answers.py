@@ -21,7 +21,7 @@ LONG = {"input": TEXT, "temperature": 1.3, "max_output_tokens": 100, "background
 
 @contextmanager
 def killed(journal: Path) -> Iterator[openai.OpenAI]:
-    """A client of a server; the block ends with its death."""
+    """A client of a server that is killed at the end of the block."""
     with (
         killed_at_the_end(journal, PENSTOCK_API_KEY=KEY) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client,
@@ -30,14 +30,14 @@ def killed(journal: Path) -> Iterator[openai.OpenAI]:
 
 
 def generated(client: openai.OpenAI) -> int:
-    """Tokens since the server began."""
+    """Tokens generated since the server began."""
     root = str(client.base_url).removesuffix("v1/")
     metrics = client.with_options(base_url=root).get("metrics", cast_to=str)
     return int(float(re.search(r"^vllm:generation_tokens_total\S* (\S+)$", metrics, re.MULTILINE)[1]))
 
 
 def caught_at_work(client: openai.OpenAI, asked: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A response that is being made, some of whose tokens are there, and the key with which it was asked for."""
+    """A response in progress that has some tokens already, and the key with which it was asked for."""
     for attempt in range(10):
         keyed = {"extra_headers": {"Idempotency-Key": f"story-{attempt}"}}
         before = generated(client)
@@ -55,7 +55,7 @@ def ended(client: openai.OpenAI, response_id: str) -> Any:
 
 
 def said(response: Any) -> dict[str, Any]:
-    """All of a response but how much of its prompt was cached."""
+    """All of a response except how much of its prompt was cached."""
     usage = response.usage.model_copy(update={"input_tokens_details": None})
     return response.model_copy(update={"usage": usage}).model_dump()
 
@@ -79,7 +79,7 @@ def test_a_response_in_the_background_is_finished_by_the_next_server_to_the_byte
         assert client.responses.retrieve(stopped.id).status == "cancelled"
         events = list(client.responses.retrieve(begun.id, stream=True, starting_after=1))
         assert events[-1].response == done
-        # The same request with the same key is the same answer: this time nobody disturbs it.
+        # The same request with the same key is the same answer: this time nothing disturbs it.
         client.responses.delete(begun.id)
         again = client.responses.create(model=model, previous_response_id=first.id, **LONG, **keyed)
         assert again.id == begun.id
@@ -87,6 +87,6 @@ def test_a_response_in_the_background_is_finished_by_the_next_server_to_the_byte
         assert said(undisturbed) == said(done)
         assert len(done.output_text) > len(TEXT)
         client.responses.delete(again.id)
-        assert TEXT.encode() in b"".join(path.read_bytes() for path in tmp_path.iterdir())  # that of the cancelled one
+        assert TEXT.encode() in b"".join(path.read_bytes() for path in tmp_path.iterdir())  # in the cancelled one
         client.responses.delete(stopped.id)
         assert TEXT.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())

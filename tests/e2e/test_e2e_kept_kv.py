@@ -39,7 +39,7 @@ def kept(root: Path) -> list[Path]:
 
 
 def answer(root: Path, blocks: int = BLOCKS, prompt: list[int] = PROMPT, **options):
-    """What a process of its own answers, as far as it was cached; it ends when so many blocks are in files."""
+    """An engine's answer, and how much of the prompt was cached; at least this many blocks must end up in files."""
     options = {"kv_cache_memory": "64MiB", "kv_store": str(root), **options}
     with LLM(**options) as llm:
         (output,) = llm.generate([{"prompt_token_ids": prompt}], SEEDED, use_tqdm=False)
@@ -88,7 +88,7 @@ def test_another_form_is_another_contract(tmp_path):
 def server(
     root: Path | None, *arguments: str, killed: bool, said: list[str] | None = None, **environment: str
 ) -> Iterator[str]:
-    """The URL of a server whose store is in `root`, or where it likes; `said` gets its start report."""
+    """The URL of a server whose store is in `root`, or in its default folder; `said` gets its start report."""
     command = [sys.executable, "-m", "penstock", "serve", "--port", "0", ALONE, *arguments]
     command += ["--kv-store", str(root)] if root is not None else []
     with subprocess.Popen(
@@ -133,7 +133,7 @@ def own(cache_dir: Path, **more: str) -> dict[str, str]:
 
 
 def test_servers_keep_blocks_by_default_and_say_so_and_outlive_a_kill(cache_dir):
-    """Neither of the two was told to."""
+    """Neither of the two servers was told to."""
     said: list[str] = []
     root = cache_dir / "kv-blocks"
     with server(None, killed=True, said=said, **own(cache_dir)) as url:
@@ -190,7 +190,7 @@ def test_tenants_do_not_find_what_others_computed(tmp_path):
 
 @pytest.mark.deep
 def test_a_stored_response_is_continued_after_a_kill_and_its_conversation_is_read(tmp_path):
-    """The journal has the text, the store has what was computed of it: the next turn computes its own tokens alone."""
+    """The journal has the text, the store has what was computed of it: the next turn computes only its own tokens."""
     journal, root = tmp_path / "journal", tmp_path / "kept"
     asked = {"temperature": 0, "max_output_tokens": 24}
     story = " ".join(f"The keeper of lighthouse {number} wrote a letter." for number in range(40))
@@ -223,11 +223,11 @@ def told_off(request, tmp_path) -> tuple[list[str], dict[str, str]]:
 
 
 class NotStarted(Exception):
-    """What would compute was asked for."""
+    """The engine would now be started."""
 
 
 def engines_folder(monkeypatch, arguments: list[str], environment: dict[str, str]) -> str:
-    """The option as `penstock serve` hands it to the engine, which is not made here."""
+    """The option as `penstock serve` hands it to the engine, which is not started here."""
     given: list[str] = []
 
     def start_computing(config: EngineConfig, *_: object, **__: object) -> None:
@@ -243,7 +243,7 @@ def engines_folder(monkeypatch, arguments: list[str], environment: dict[str, str
 
 
 def test_it_is_ended_by_an_option_the_environment_or_a_file(told_off, monkeypatch):
-    """That an engine that is told so keeps nothing is seen above, and of servers in the next."""
+    """A test above shows that such an engine keeps nothing, the next one that such a server keeps nothing."""
     assert engines_folder(monkeypatch, *told_off) == "off"
     assert engines_folder(monkeypatch, [], {"PENSTOCK_KV_STORE": ""}) == "auto"
 

@@ -31,7 +31,7 @@ def model(request, tmp_path_factory) -> Path:
 
 
 def answers(model: Path, root: Path | str, *prompts: list[int]):
-    """What a process of its own answers to each prompt, one after the other, and how much of it was cached."""
+    """What a new engine answers to each prompt, one after the other, and how much of the prompt was cached."""
     found = []
     with LLM(str(model), kv_store=str(root), **OPTIONS) as llm:
         for prompt in prompts:
@@ -44,7 +44,7 @@ def answers(model: Path, root: Path | str, *prompts: list[int]):
 
 @pytest.fixture(autouse=True)
 def _read(monkeypatch):
-    """Whatever is stored is read: with models this small it often takes longer than to compute it again."""
+    """Read whatever is stored: with models this small, reading often takes longer than computing it again."""
     monkeypatch.setattr(Restoring, "_is_worth_it", lambda self, start, count: True)
 
 

@@ -77,7 +77,7 @@ def complete(url: str, prompt: list[int], key: str = "none", **fields) -> dict:
 
 
 def caught_up(context, address: str) -> View:
-    """What a router knows that has heard everything: an answer comes after what its steps published."""
+    """What a router knows when it has heard everything: an answer comes after the events of its steps."""
     view = View()
     for number, payload in replay(context, address, 0):
         view.take(number, payload)
@@ -86,7 +86,7 @@ def caught_up(context, address: str) -> View:
 
 
 def hearing(context, address: str, url: str, topic: str = "") -> tuple[zmq.Socket, int]:
-    """A subscription to a cache that was emptied, until it has begun; and the number that comes next."""
+    """A subscription that has begun, since it heard the cache being emptied; and the number that comes next."""
     reader = subscribe(context, address, topic)
     until = time.monotonic() + PATIENCE
     while not reader.poll(100):
@@ -100,7 +100,7 @@ def hearing(context, address: str, url: str, topic: str = "") -> tuple[zmq.Socke
 
 
 def expected_hit(view: View, prompt: list[int]) -> int:
-    """Tokens of a prompt that the router believes to be there; at least one is computed."""
+    """Tokens of a prompt that the router believes to be cached; at least one is computed."""
     known = {view.tokens_of(block) for block in view.blocks}
     counts = range(BLOCK, len(prompt), BLOCK)
     return next((count for count in reversed(counts) if tuple(prompt[:count]) in known), 0)

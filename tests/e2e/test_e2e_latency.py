@@ -31,10 +31,10 @@ def test_the_parts_sum_to_what_clients_waited_and_the_record_gives_them_again(tm
         assert wall["parts_ms"]["total"] == pytest.approx(wall["wall_ms"], rel=0.01)
         assert total <= wall["wall_ms"] + 0.02
         beside.append(1 - total / 1000 / one.seconds)
-    # The server cannot see the way to it and back. That takes long where a busy machine makes the client wait for a
-    # processor, so the answer that was disturbed least says whether a part is missing.
+    # The server cannot measure the way to it and back, which takes long when a busy machine makes the client wait for
+    # a processor. So the answer that was disturbed least says whether a part is missing.
     assert 0 <= min(beside) < 0.05, beside
-    if FLEET:  # whose record is a file for each replica
+    if FLEET:  # a fleet's record is a file for each replica
         return
     for one in (told[0], told[-1]):
         found = json.loads(started("explain", one.id, "--record", str(served.trace), "--json").stdout)["parts_ms"]

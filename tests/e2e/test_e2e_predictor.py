@@ -1,4 +1,4 @@
-"""A model's own prediction of a second token guesses: not one bit differs, and guesses are what it predicts."""
+"""A model's own predictor guesses: not one bit differs, and its guesses are what it predicts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def guessed(llm: LLM) -> tuple[int, int]:
-    """Tokens of the predictor that were computed, and those that were right."""
+    """How many tokens guessed by the predictor were computed, and how many were right."""
     counts = dict(llm._engine.measurements().drafts)
     return (counts[MODEL].tokens, counts[MODEL].accepted) if MODEL in counts else (0, 0)
 
@@ -81,7 +81,7 @@ def test_no_bit_of_any_kind_of_answer_differs(each_model):
 
 
 class Noted:
-    """What was guessed behind which tokens, the first one left away."""
+    """What was guessed after which tokens; the first of these is left out."""
 
     def __init__(self, monkeypatch) -> None:
         self.guesses: list[tuple[tuple[int, ...], int]] = []
@@ -109,7 +109,7 @@ class Dense:
         self.own = ReferenceExecutor(program.predictor.program, torch.float32, TorchBackend())
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Of the token after `tokens`, of which the last is the second token at its place."""
+        """Logits of the token after `tokens`, from states of all but the last, each joined with its next token."""
         ids, count = torch.tensor(tokens), len(tokens) - 1
         with torch.inference_mode():
             hidden = self.model.forward(ids[:-1], torch.arange(count), DenseAttention())
@@ -123,11 +123,11 @@ def test_guesses_are_what_the_predictor_predicts_behind_all_tokens(each_model, s
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompts = [{"prompt_token_ids": each} for each in PROMPTS]
     with LLM(str(each_model), **{**OPTIONS, **EXACT, **sizes}) as llm:
-        for _ in range(2):  # the second round finds its prompts in the cache, followed as far as that
+        for _ in range(2):  # the second round finds its prompts in the cache, followed that far
             llm.generate(prompts, params, use_tqdm=False)
         assert llm.scheduler.stats.hit_tokens > 0
     first = {tuple(prompt[1:8]): prompt[0] for prompt in PROMPTS}
-    guesses = [each for each in noted.guesses if each[0][:7] in first]  # and not of the warm-up
+    guesses = [each for each in noted.guesses if each[0][:7] in first]  # and not those of the warm-up
     assert len(guesses) > 50
     clear = 0
     for known, guess in guesses[:: max(1, len(guesses) // 60)]:
@@ -163,7 +163,7 @@ def rounds(llm: LLM, params: SamplingParams) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(("params", "least"), [({"temperature": 0}, 1.0), ({"seed": 3}, 0.8)], ids=["greedy", "drawn"])
 def test_a_predictor_that_knows_the_rule_is_right_and_saves_steps(certain, params, least):
-    """Drawn with the same random numbers too, as far as its logits are the model's."""
+    """With drawn tokens too: guesses use the same random numbers, and are right as far as logits are the model's."""
     params = SamplingParams(**params, max_tokens=40, ignore_eos=True)
     options = {**OPTIONS, **EXACT, "prefix_caching": False}
     with LLM(str(certain), speculate=False, **options) as llm:

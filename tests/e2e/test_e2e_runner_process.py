@@ -1,4 +1,4 @@
-"""`penstock serve`: its runner is killed while streams run, and no stream is any different for it."""
+"""`penstock serve`: its runner is killed while streams run, and no stream differs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_streams_go_on_to_the_bit_while_the_runner_is_killed(tmp_path):
 
 
 def wait_for_another(served, before: int) -> None:
-    """Until another process has its place, or everybody has been answered."""
+    """Wait until another process has taken its place, or all requests have been answered."""
     last = time.monotonic() + PATIENCE
     while time.monotonic() < last:
         try:

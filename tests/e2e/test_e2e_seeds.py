@@ -200,7 +200,7 @@ async def test_astrais_asynchronous_verbs(gpt2, greedy):
 
     async with AsyncLLM(str(gpt2), dtype="float32", device="cpu", kv_cache_memory=2_000_000) as llm:
         assert await asyncio.gather(*(text(llm, prompt) for prompt in PROMPTS)) == greedy[:3]
-        while (health := llm.health()).running:  # it is that of the last step, which may be yet to be told
+        while (health := llm.health()).running:  # the last step may not be reported yet
             await asyncio.sleep(0.01)
         assert (health.alive, health.waiting) == (True, 0)
         assert health.generated_tokens > 0

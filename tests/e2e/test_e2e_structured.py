@@ -27,7 +27,7 @@ FORMS = [{"json": PERSON}, {"json_object": True}, {"regex": "[a-f]{3,9}-[0-9]+"}
 
 
 def asked(count: int) -> list[SamplingParams]:
-    """Hot, tight and loose, and every fifth one free."""
+    """Parameters with a high temperature, with tight and loose forms, and without a form for every fifth."""
     return [
         SamplingParams(
             temperature=1.5, seed=index, max_tokens=20 + 7 * (index % 4), structured_outputs=FORMS[index % len(FORMS)]
@@ -94,7 +94,7 @@ def biased(token_ids, by: float) -> dict:
 
 
 def test_no_other_parameter_leads_out_of_the_grammar_or_past_its_end(llm):
-    """What shifts, filters or punishes tokens does so among those that the grammar allows."""
+    """Parameters that shift, filter or penalise tokens do so among those that the grammar allows."""
     text = llm._assembly.intake._text
     ends, quotes = sorted(text.eos_token_ids), list(text.tokenizer.encode('"}{:,'))
     fields = [
@@ -136,7 +136,7 @@ def test_a_literal_behind_a_wildcard_is_reached_in_time(llm, expression):
 
 
 def test_forced_text_is_spelled_as_the_model_spells_it(llm):
-    """Not a byte a token: `{"name": ` takes a handful of tokens."""
+    """Not one byte a token: `{"name": ` takes a handful of tokens."""
     form = {"json": {"type": "object", "properties": {"description": {"type": "integer"}}, "required": ["description"]}}
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
     answer = llm.generate("A JSON object with a description:", params, use_tqdm=False)[0].outputs[0]

@@ -1,4 +1,4 @@
-"""A budget for reasoning on the default model, told to think by its turn's beginning: every API keeps to it alike."""
+"""A budget for reasoning on the default model, made to think by the beginning of its turn: every API keeps to it."""
 
 from __future__ import annotations
 

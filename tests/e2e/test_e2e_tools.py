@@ -166,7 +166,7 @@ ASKED = {"temperature": 1.5, "top_p": 1}
 
 
 def check_call_or_form(calls, text):
-    """One of the two, and that as its schema says; which it was."""
+    """An answer is either calls or a form, and follows its schema."""
     for name, arguments in calls:
         assert name == "weather"
         jsonschema.validate(arguments, SCHEMA)

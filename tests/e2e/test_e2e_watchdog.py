@@ -130,7 +130,7 @@ def test_while_the_process_stands_still_no_step_is_late(monkeypatch):
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     looked.watchdog.begin_step(PLAN)
     assert looked.watchdog.overdue() == ""
-    looked.watchdog.end()  # two hours later, but no turn was over: it says little of the steps to come
+    looked.watchdog.end()  # two hours later, but no turn was over: it says little about later steps
     monkeypatch.undo()
     looked.watchdog.begin_step(PLAN)
     looked.turns(7)

@@ -1,4 +1,4 @@
-"""What the queue refuses, and whether its word on when to come back is good."""
+"""What the queue refuses, and whether its advice on when to retry is good."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.engine.admission import Admission, QueueLimits
 
 
 class Slowed:
-    """A runner whose steps take a thousand times as long, by what it says."""
+    """A runner that reports a thousand times as long for its steps."""
 
     def __init__(self, runner) -> None:
         self._runner = runner
@@ -34,7 +34,7 @@ class Slowed:
 
 
 class Bench:
-    """An engine whose steps take seconds, and who is let in."""
+    """An engine whose steps take seconds, and its admission."""
 
     def __init__(self, limits: QueueLimits, **options) -> None:
         self.harness = build(around=self._around, num_blocks=256, **options)
@@ -67,7 +67,7 @@ class Bench:
 
 
 def experienced(limits: QueueLimits, **options) -> Bench:
-    """That has computed a few requests before."""
+    """A bench that has computed a few requests before."""
     bench = Bench(limits, **options)
     for _ in range(4):
         bench.submit(4)
@@ -120,7 +120,7 @@ def test_who_has_to_wait_for_a_slot_is_told_when_one_is_free_by_how_long_answers
 
 
 def within(resolved, seconds: float):
-    """The same, of a caller that allows so long for it."""
+    """The same request from a caller that allows this long for it."""
     return replace(resolved, max_seconds=seconds)
 
 

@@ -25,7 +25,7 @@ def run(n, best_of, *, stop_at=None, **rules):
 
 
 def of_each(harness, count, tokens=8):
-    """What each candidate comes to, and its log probability per token: minus one over one plus each token."""
+    """The candidates' tokens, by log probability per token; a token's is minus one over one plus the token."""
     whole = [harness.expected(PROMPT, tokens, choice=choice) for choice in range(count)]
     return sorted(whole, key=lambda them: -sum(-1 / (1 + token) for token in them) / len(them))
 

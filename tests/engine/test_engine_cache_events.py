@@ -9,7 +9,7 @@ from penstock.contract.cache_events import BlocksRemoved, BlocksStored, CacheCle
 
 
 class Sink:
-    """Takes every second batch, as one that is behind."""
+    """Counts every second batch as dropped, like a publisher that is behind."""
 
     def __init__(self) -> None:
         self.batches = []
@@ -29,7 +29,7 @@ def sink():
 
 
 def keys_in(harness, sink):
-    """What the batches say is there, which must be what is there."""
+    """The keys that are cached by what the batches say, which must be the keys that are."""
     known = set()
     for batch in sink.batches:
         for event in batch:

@@ -44,7 +44,7 @@ class Running:
 
 
 class Gated:
-    """What finishes a run, but stands in the first one until it is let go."""
+    """Finishes a run, but waits in the first one until the test lets it go."""
 
     def __init__(self, finish) -> None:
         self._finish = finish

@@ -181,7 +181,7 @@ async def test_a_request_aborted_while_its_prompt_is_read_ends_like_any_other():
 
 
 async def test_prompts_without_a_template_do_not_wait_for_those_that_have_one(monkeypatch):
-    """Renderings wait for processes; more wait than the event loop has threads for all that is quick."""
+    """Renderings wait for processes; more of them wait here than the event loop has threads for quick work."""
     async with serving() as (bench, client):
         resolve, go_on = bench.intake.resolve, threading.Event()
 
@@ -214,7 +214,7 @@ async def test_a_slow_reader_gets_everything_in_few_pieces():
 
 
 async def test_a_steps_outputs_are_handed_over_once_the_next_step_has_begun(monkeypatch):
-    """Whoever they wake would otherwise have the processor that is to compute."""
+    """Otherwise the readers that they wake would take the processor that is to compute."""
     happened: list[str] = []
     call = loop_module._call
     monkeypatch.setattr(loop_module, "_call", lambda *given: (happened.append("outputs"), call(*given))[1])

@@ -65,7 +65,7 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(right, steps, tmp_pa
     assert (drafter, count.rows) == (
         "foreseeing",
         steps - 1 - (not right),
-    )  # no row of a prompt, none for no token more
+    )  # no row of a prompt, and none that may draw one token only
     assert count.tokens == timings.drafted > 0
     assert count.accepted == timings.accepted == (21 - steps if right else 0)
     bench.engine.close()

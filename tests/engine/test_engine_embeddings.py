@@ -1,4 +1,4 @@
-"""Asks for an embedding through the engine: one vector, one end, no text; and what such a request may not hold."""
+"""Embeddings through the engine: one vector, one end, no text; and what such a request may not hold."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 def ended(harness: Harness, request_id: str) -> list:
-    """The outputs of a request but for its timings."""
+    """The outputs of a request, without its timings."""
     return [(output.usage if isinstance(output, RequestFinished) else output) for output in harness.outputs[request_id]]
 
 

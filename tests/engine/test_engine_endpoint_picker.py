@@ -24,8 +24,8 @@ class EndpointMetrics:
 
 
 def picked(text: str) -> EndpointMetrics:
-    """As the extension's scraper reads a page (its proposal 003): gauges by name, of several series the newest; sizes
-    from the labels of an info metric. It refuses a page on which a name has no family or a family no series."""
+    """Read a page as the extension's scraper does (its proposal 003): gauges by name, the newest of several series;
+    sizes from the labels of an info metric. It refuses a page on which a name has no family or a family no series."""
     families = {family.name: family for family in text_string_to_metric_families(text)}
 
     def newest(name: str):

@@ -1,4 +1,4 @@
-"""Readers leave at each point of each fault, in random company: nobody hangs, nothing leaks, who stays is answered.
+"""Readers leave at each point of each fault, in random company: nothing hangs or leaks, those that stay are answered.
 
 `PENSTOCK_LEAVING` says how many times (by default once for each fault and point; 2,000 in deep runs).
 """
@@ -49,7 +49,7 @@ TIMES = int(os.environ.get("PENSTOCK_LEAVING", len(PAIRS)))
 
 
 class Faulty:
-    """A fake runner that one fault befalls; says at which point of it the engine's thread is, and waits for an answer.
+    """A fake runner with one fault; reports which point of it the engine's thread has reached, and waits for an answer.
 
     Attributes:
         happened: how often a step failed, or a row.
@@ -115,7 +115,7 @@ class Faulty:
 
 
 class Life:
-    """Eight requests, one fault, and those who leave at one point of it."""
+    """Eight requests, one fault, and the readers that leave at one point of it."""
 
     def __init__(self, number: int) -> None:
         self._rng = random.Random(number)
@@ -162,7 +162,7 @@ class Life:
         return outputs
 
     def _reached(self, point: str) -> None:
-        """Called by the engine's thread, which goes on once those who leave have left."""
+        """Called by the engine's thread, which goes on once the readers that leave have left."""
         if point != ("as the step begins" if self.point in WHEN_IT_BEGINS else self.point) or self.left:
             return
         done = threading.Event()
@@ -184,7 +184,7 @@ class Life:
         self._event_loop.call_soon(self._event_loop.call_soon, done.set)  # cancelled tasks have run by then
 
     def _check_answers(self, bench: harness.Harness, asked: dict) -> int:
-        """Everyone who stayed has the whole answer; returns how many failed instead."""
+        """Check that every reader that stayed has the whole answer; returns how many requests failed instead."""
         failed = 0
         for name, (prompt, fields) in asked.items():
             if name in self.left:
@@ -205,7 +205,7 @@ class Life:
         return failed
 
     async def _check_rest(self, bench: harness.Harness) -> None:
-        """Nothing is left of anyone, and a newcomer is answered."""
+        """Check that nothing is left of any request, and that a new one is answered."""
         await self._client.heartbeat()  # messages before it have been handled
         assert not bench.engine._requests
         assert not bench.engine._owners

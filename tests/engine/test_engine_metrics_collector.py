@@ -93,7 +93,7 @@ def test_how_wrongly_a_step_was_foreseen_is_counted_from_the_second_step_on():
     harness.run()
     m = harness.engine.measurements()
     count, total = values(m.step_time_error)
-    assert count == 3  # of the first step nothing was expected
+    assert count == 3  # nothing was expected of the first step
     assert 0 < total < 3 * 2.0
 
 

@@ -119,7 +119,7 @@ def test_every_gauge_and_counter_is_what_the_run_did():
 def test_every_histogram_is_what_the_run_did():
     found = samples(scrape(create_app(Shown(scripted_run()), CARD, DEFAULT_LIMITS)).text)
     count, wrong = (found[f"penstock:step_time_error_{part}", ()] for part in ("count", "sum"))
-    assert count == 7  # of eight steps, the first of which nothing was expected of
+    assert count == 7  # of eight steps; nothing was expected of the first
     assert 0 < wrong < 1
     names = HISTOGRAMS.keys() - {"penstock:step_time_error"}
     totals = {name: (found[f"{name}_count", ()], found[f"{name}_sum", ()]) for name in names}

@@ -14,7 +14,7 @@ from penstock.engine.output_queue import OutputQueue, WaitingRoom
 
 
 async def reader_of(queue: OutputQueue) -> asyncio.Task[list[Output]]:
-    """One who found nothing and waits."""
+    """A reader that found nothing and waits."""
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -29,7 +29,7 @@ def test_what_lies_there_is_taken_at_once_and_then_is_waited_for():
         assert await queue.take() == [ChoiceDelta(0, "ab", ())]
         waiting = await reader_of(queue)
         queue.put([ChoiceDelta(0, "c", ())])
-        queue.put([ChoiceDelta(0, "d", ())])  # before the reader, who is woken, has the turn
+        queue.put([ChoiceDelta(0, "d", ())])  # before the reader, which is woken, has its turn
         assert await waiting == [ChoiceDelta(0, "cd", ())]
 
     asyncio.run(scene())
@@ -79,7 +79,7 @@ def test_a_reader_who_lets_too_much_lie_gets_it_and_then_an_error():
         assert not abandoned
         queue.put(tokens(30))
         await until(lambda: abandoned)
-        queue.put(tokens(1))  # is for nobody
+        queue.put(tokens(1))  # reaches no reader
         assert await queue.take() == [ChoiceDelta(0, "a" * 50, tokens(50)[0].tokens)]
         assert not queue.drained
         with pytest.raises(ReaderTooSlow):

@@ -17,7 +17,7 @@ PROMPT = "hello there, you"
 
 
 class Recorded:
-    """A profiler that notes the spans which it is told of."""
+    """A profiler that notes the spans that it is told of."""
 
     def __init__(self, failing: bool = False) -> None:
         self.failing = failing

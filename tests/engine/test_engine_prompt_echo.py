@@ -26,7 +26,7 @@ def answered(*, echo=False, scores=False, n=1, prompt=PROMPT, others=0, **schedu
     return harness, request_id
 
 
-@pytest.mark.parametrize("others", [0, 3])  # who compute the same prompt earlier: nothing of it may be skipped
+@pytest.mark.parametrize("others", [0, 3])  # which compute the same prompt earlier: none of it may be skipped
 @pytest.mark.parametrize("n", [1, 3])
 def test_scores_of_every_token_come_once_and_before_every_choice(n, others):
     harness, request_id = answered(scores=True, n=n, others=others)

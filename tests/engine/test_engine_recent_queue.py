@@ -1,4 +1,4 @@
-"""The queue as other threads see it: who is refused without waiting for a step, and that nobody is who has a part."""
+"""The queue as other threads see it: what is refused without waiting for a step, and what is not."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class AnyGrammar:
     """Lets every grammar pass; the `Writer` follows none."""
 
     def check(self, grammar: Grammar, room: int, tenant: str = "") -> Grammar:
-        """Nothing to refuse."""
+        """Refuse nothing."""
         return grammar
 
 
@@ -133,7 +133,7 @@ def test_an_answer_is_taken_apart():
     assert [each.reason for each in finishes_of(outputs)] == [FinishReason.TOOL_CALLS]
     usage = terminal_of(outputs).usage
     assert (usage.reasoning_tokens, usage.completion_tokens) == (5, len(LOOKED))
-    assert tokens_of(outputs) == tuple(IDS[each] for each in LOOKED)  # every token is told, whatever its text became
+    assert tokens_of(outputs) == tuple(IDS[each] for each in LOOKED)  # every token comes, whatever its text became
 
 
 def test_without_rules_the_same_answer_is_text_without_its_control_tokens():
@@ -245,7 +245,7 @@ def test_choices_have_calls_with_ids_of_their_own():
 @settings(max_examples=30)
 @given(st.lists(st.booleans(), min_size=len(LOOKED), max_size=len(LOOKED)))
 def test_a_slow_reader_gets_the_same_answer(taken):
-    """The mailbox joins deltas that wait: whenever the reader takes them, they add up to the same."""
+    """The output queue joins deltas that wait: whenever the reader takes them, they add up to the same."""
     outputs, waiting, read = answer(LOOKED), [], []
     for output, take in zip(outputs, [*taken, *[True] * len(outputs)], strict=False):
         merge(waiting, [output])

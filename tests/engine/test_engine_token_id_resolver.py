@@ -1,4 +1,4 @@
-"""Texts in sampling parameters become token ids at admission; ids that the model has not are refused."""
+"""Texts in sampling parameters become token ids at admission; ids that the model does not have are refused."""
 
 from __future__ import annotations
 

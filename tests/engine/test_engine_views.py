@@ -1,4 +1,4 @@
-"""What an engine shows of its inside: its latest steps, the parts that requests had in them, tenants' shares."""
+"""What an engine shows of its inner state: its latest steps, the parts that requests had in them, tenants' shares."""
 
 from __future__ import annotations
 

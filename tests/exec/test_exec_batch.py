@@ -11,7 +11,7 @@ from penstock.contract.sampling import SamplingSpec
 from penstock.exec.batch import SlotTables
 
 GREEDY = SamplingSpec((("temperature", 0),))
-BLOCK, LONGEST, SLOTS = 4, 30, 5  # the last block of a context is not whole
+BLOCK, LONGEST, SLOTS = 4, 30, 5  # the last block of a context is not full
 
 
 def tokens_of(slot: int) -> list[int]:
@@ -24,7 +24,7 @@ def blocks_of(slot: int) -> list[int]:
 
 @given(steps=st.lists(st.lists(st.integers(0, 9), min_size=SLOTS, max_size=SLOTS), min_size=1, max_size=12))
 def test_a_batch_says_of_each_token_what_it_is_and_where_it_goes(steps):
-    """Forms of batches follow on each other, the same and others; a count of 0 leaves a slot out of a step."""
+    """Batches of the same shape and of others follow each other; a count of 0 leaves a slot out of a step."""
     tables = SlotTables(SLOTS, LONGEST, BLOCK)
     computed, has = [0] * SLOTS, [1] * SLOTS
     for slot in range(SLOTS):

@@ -1,6 +1,6 @@
-"""Whole models on a CUDA device that is pretended: no tensor of the host is mixed with the device's, whatever runs.
+"""Whole models on a pretended CUDA device: no tensor of the host is mixed with the device's, whatever runs.
 
-The numbers are those of the CPU but for rounding, so that answers are too.
+The numbers are the CPU's, except for rounding, and so are the answers.
 """
 
 from __future__ import annotations

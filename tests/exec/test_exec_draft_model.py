@@ -1,4 +1,4 @@
-"""A draft model within the runner: every event is that of no draft model; the model itself guesses right for itself.
+"""A draft model within the runner: every event is as without one; a model that guesses for itself is right.
 
 Whatever it has not computed is NaN in its memory, and a draw from NaN is no guess: so guesses that are all right prove
 that it caught up with prompts that were cached, with blocks that were handed out again, and behind its own mistakes.
@@ -57,7 +57,7 @@ def runner_of(config: SchedulerConfig, draft=None) -> TorchRunner:
 
 
 class Bench:
-    """A scheduler over a runner, and what came of its requests."""
+    """A scheduler over a runner, and the events of its requests."""
 
     def __init__(self, config: SchedulerConfig, draft=None) -> None:
         self.scheduler, self.runner = Scheduler(config), runner_of(config, draft)

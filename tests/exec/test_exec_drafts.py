@@ -1,4 +1,4 @@
-"""Drafts through the real runner: every token, number and failure is that of no drafts, for every kind of row.
+"""Drafts through the real runner: every token, number and failure is as without drafts, for every kind of row.
 
 The drafter knows the answer and says some of it wrong. The scheduler is the real one, the model a small transformer;
 its logits differ in the last bits with the number of rows, which a library's product allows, so log probabilities are
@@ -58,7 +58,7 @@ class Strict:
         return True
 
     def take_at_once(self, token: int) -> bool | None:
-        """A refusal takes a search."""
+        """None for a refusal, which takes a search."""
         return self.take(token) or None
 
     def closing(self) -> int:
@@ -74,7 +74,7 @@ class Strict:
 
 
 class Unready(Strict):
-    """The same, but what is asked of it takes longer than a step may wait, now and then."""
+    """The same, but now and then its answers take longer than a step may wait."""
 
     def mask(self) -> bytes:
         self._dawdle(3)
@@ -94,7 +94,7 @@ class Unready(Strict):
 
 class Grammars:
     def check(self, grammar, room, tenant=""):
-        """All are served."""
+        """Refuse none."""
         return grammar
 
     def __init__(self, made=Strict) -> None:
@@ -105,7 +105,7 @@ class Grammars:
 
 
 class Counted:
-    """Reasoning of so many tokens, closed by 4 and 70."""
+    """Reasoning of this many tokens, closed by tokens 4 and 70."""
 
     def __init__(self, budget: int) -> None:
         self._left, self._closing = budget, [4, 70]
@@ -156,7 +156,7 @@ def requests() -> list[SequenceRequest]:
 
 
 def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
-    """Run all to their end: events by id, and how many steps it took; `right` is the share of right drafts."""
+    """Run all to their end; returns events by id, and the number of steps. `right` is the share of right drafts."""
     kv = KVStore(CACHES, CONFIG.num_blocks, CONFIG.block_size, torch.float32, CPU)
     for cache in (*kv.keys, *kv.values):
         cache.fill_(float("nan"))
@@ -166,7 +166,7 @@ def serve(asked, right=None, expected=None, count=3, model=None, made=Strict):
     for request in asked:
         scheduler.submit(request)
     with pytest.MonkeyPatch.context() as patch:
-        if made is Strict:  # so that how many steps there are says nothing of how busy the machine is
+        if made is Strict:  # so that the number of steps does not depend on how busy the machine is
             patch.setattr(grammar_masking, "_PATIENCE_SECONDS", 30.0)
             patch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", 30.0)
             patch.setattr(side_threads, "_LONG_SECONDS", 30.0)
@@ -252,7 +252,7 @@ def test_a_row_that_is_not_finite_at_a_draft_fails_where_it_would_without_it():
 
 
 def slots_behind_a_draft(patch) -> set[int]:
-    """Kept up to date: the slots that draw behind a draft which was right."""
+    """The slots that draw behind a draft that was right, kept up to date."""
     behind: set[int] = set()
     advance, confirm = batch.SlotTables.advance, batch.SlotTables.confirm_draft
 

@@ -33,7 +33,7 @@ STEPS = 600
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch, request):
-    """Nobody waits for a form because the machine is busy, except where waiting is what is tried."""
+    """No row waits for a form because the machine is busy, except in tests of waiting."""
     if "form" not in request.node.name:
         monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
         monkeypatch.setattr(grammar_masking, "_SHORT_PATIENCE_SECONDS", PATIENCE)
@@ -59,7 +59,7 @@ class Listed:
         return True
 
     def take_at_once(self, token: int) -> bool | None:
-        """A refusal takes a search."""
+        """None for a refusal, which takes a search."""
         return None if token in self.refused else self.take(token)
 
     def closing(self) -> int:
@@ -81,7 +81,7 @@ class Given:
         self._matchers = iter(matchers)
 
     def check(self, grammar: Grammar, room: int, tenant: str = "") -> Grammar:
-        """All are served."""
+        """Refuse none."""
         return grammar
 
     def matcher(self, grammar: Grammar, room: int, prompt: Sequence[int] = ()) -> Listed:
@@ -89,7 +89,7 @@ class Given:
 
 
 def masked_rows(matchers) -> tuple[GrammarMasking, list[Row]]:
-    """A masking with a slot a matcher, None for a row without a grammar, and the rows of a step."""
+    """A masking with a slot for each matcher, None for a row without a grammar; and the rows of a step."""
     masking = GrammarMasking(BACKEND, Given([one for one in matchers if one is not None]))
     spec = SamplingSpec((("temperature", 0),))
     for slot, one in enumerate(matchers):
@@ -205,11 +205,11 @@ def test_a_step_hands_all_its_masks_over_at_once_and_a_token_only_where_that_may
     )
     best = logits_of(3)[0].argmax().item()
     masking, rows = masked_rows([Listed(set(range(WIDTH)), refused={best}), Listed({2}), Listed({3})])
-    handed.clear()  # of what is admitted
+    handed.clear()  # the jobs of admission
     assert drawn_at_last(masking, rows[1:], logits_of(2)).tokens == [2, 3]
     assert handed == [2]
     drawn_at_last(masking, rows, logits_of(3))
-    assert handed == [2, 1, 2, 1]  # a token to try, the masks of two rows, and of the one that chose again
+    assert handed == [2, 1, 2, 1]  # a token to try, the masks of two rows, and that of the row that chose again
 
 
 def test_a_form_whose_token_took_long_at_once_is_moved_on_in_side_threads_from_then_on(monkeypatch):
@@ -232,7 +232,7 @@ def test_a_form_whose_token_took_long_at_once_is_moved_on_in_side_threads_from_t
 
 
 class Slow(Listed):
-    """A matcher that does one thing only when it is told to."""
+    """A matcher that does one thing only when the test lets it."""
 
     def __init__(self, what: str, allowed: set[int], refused: set[int] = frozenset()) -> None:
         super().__init__(allowed, refused)
@@ -310,7 +310,7 @@ def test_a_form_that_takes_long_is_not_waited_for_again_while_others_draw():
 @pytest.mark.parametrize("free", [Row(1, 1, 1, (), True), Row(1, 0, 5, (), False)], ids=["drew first", "prompt"])
 @pytest.mark.parametrize("what", ["make", "take"])
 def test_a_form_is_not_waited_for_long_beside_a_row_that_draws_no_more_in_this_step(monkeypatch, what, free):
-    """A row with drafts draws before those that have a form, and a chunk of a prompt does not draw."""
+    """A row with drafts draws before rows with a form, and a chunk of a prompt does not draw."""
     monkeypatch.setattr(grammar_masking, "_PATIENCE_SECONDS", PATIENCE)
     slow = Slow(what, {4})
     masking = GrammarMasking(BACKEND, SlowToMake([slow], slow.gate))
@@ -327,7 +327,7 @@ def test_a_form_is_not_waited_for_long_beside_a_row_that_draws_no_more_in_this_s
 
 
 class Closing(Slow):
-    """A matcher that has moved past a token before `take`, held up at the gate, says so; it closes with two tokens."""
+    """A matcher that moves past a token before `take` returns, which the gate holds up; it closes with two tokens."""
 
     def __init__(self, allowed: set[int], endings: list[int]) -> None:
         super().__init__("take", allowed, refused=allowed - set(endings))
@@ -348,7 +348,7 @@ def test_a_row_that_waits_for_its_forms_known_ending_draws_that_ending_later():
     """The search for the ending after it may be over before the row is told."""
     logits = logits_of(1)
     order = logits[0].argsort(descending=True).tolist()
-    slow = Closing(set(order), order[:-3:-1])  # the least likely two
+    slow = Closing(set(order), order[:-3:-1])  # the two least likely
     masking, row = masked_rows([slow])
     for _ in range(3):
         masking.sample(logits.clone(), [draw(temperature=0)], [2], masking.begin(row), row_views)
@@ -432,7 +432,7 @@ class Counted:
 
 
 class Budgets:
-    """Hands out what counts, and keeps it."""
+    """Hands out counters of reasoning, and keeps them."""
 
     def __init__(self) -> None:
         self.begun: list[Counted] = []

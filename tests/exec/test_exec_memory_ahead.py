@@ -1,4 +1,4 @@
-"""Memory of blocks is found ahead of their use, and no more of it than is near."""
+"""Memory for blocks is obtained ahead of their use, and no more of it than will be used soon."""
 
 from __future__ import annotations
 

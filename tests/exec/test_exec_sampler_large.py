@@ -53,7 +53,7 @@ def distribution(logits, fields):
 def test_the_least_likely_that_are_kept_are_drawn_in_the_middle_of_their_share(
     sample, fields, vocabulary, spread, monkeypatch
 ):
-    """One token too many or too few moves the others by the share of such a token, and so to their neighbours."""
+    """One token too many or too few shifts the others by the share of such a token, and so to their neighbours."""
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4)) * spread
     p = distribution(logits[0], fields)
     kept = np.flatnonzero(p)

@@ -1,4 +1,4 @@
-"""The start report says who computes, why it is torch where it is, and how the weights are kept."""
+"""The start report says what computes, why that is torch if it is, and how the weights are kept."""
 
 from __future__ import annotations
 

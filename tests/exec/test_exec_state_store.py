@@ -1,4 +1,4 @@
-"""Recurrent state in places: who reads which, what is copied, and how memory is shared."""
+"""Recurrent state in places: which rows read which, what is copied, and how memory is shared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of threads: who goes first is not kept waiting, and who gives way is not kept for ever."""
+"""Turns of threads: one that goes first is not kept waiting, and one that gives way does not wait for ever."""
 
 from __future__ import annotations
 

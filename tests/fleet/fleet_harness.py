@@ -33,7 +33,7 @@ def never() -> bool:
 
 
 class Member:
-    """One engine, its loop and its link. `cut` is asked before and after each message: True loses the link there."""
+    """One engine, its loop and its link. `cut` is asked before and after each message: True cuts the link there."""
 
     def __init__(self, name: str, cut: Callable[[], bool] = never, max_queued: int = 1000, **config) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class Member:
 
 @dataclass
 class Members:
-    """The replicas that there are."""
+    """The replicas that exist."""
 
     members: dict[str, Member] = field(default_factory=dict)
     ever: list[Member] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Members:
         return member
 
     def kill(self, member: Member) -> None:
-        """Its link is lost, and it is seen no more."""
+        """Cut the member's link, and remove it from the members."""
         member.gone = True
         del self.members[member.name]
 
@@ -108,7 +108,7 @@ class Members:
 
 @asynccontextmanager
 async def fleet(members: Members, router=None, clock=None, room=None) -> AsyncGenerator[FleetClient, None]:
-    """A client of the members; at the end every engine that lives is idle and holds nothing."""
+    """A client of the members; at the end every living engine is idle and holds nothing."""
     bench = members.ever[0].bench if members.ever else build()
     config = bench.config
     like = bench.engine.measurements()
@@ -137,7 +137,7 @@ async def collect(client, request: EngineRequest) -> list[Output]:
 
 
 def joined(outputs: Sequence[Output]) -> dict:
-    """All that outputs say but where they were cut, when, and what of it was found in a cache."""
+    """All that outputs say, except where they were cut, when they came, and how much was cached."""
     deltas: dict[int, ChoiceDelta] = {}
     said: dict = {"prompts": [], "ends": {}}
     for output in outputs:

@@ -74,7 +74,7 @@ def test_whatever_is_cut_each_stream_says_what_one_engine_says(asked, seed, mean
         for each, answer in zip(asked, expected, strict=True):
             assert bool(answer.get("certificate")) == each["certified"]
 
-    with pytest.MonkeyPatch.context() as patch:  # nobody waits for a link to mend
+    with pytest.MonkeyPatch.context() as patch:  # no waiting for links to recover
         patch.setattr(client_module, "AGAIN_SECONDS", 0.0)
         patch.setattr(client_module, "LOOK_SECONDS", 0.001)
         asyncio.run(episode())
@@ -137,7 +137,7 @@ async def test_one_link_that_is_lost_again_and_again_is_not_the_requests_fault()
 
 
 class Leaps:
-    """A clock that is a second later whenever somebody looks."""
+    """A clock that moves on by a second with every look."""
 
     def __init__(self) -> None:
         self._now = 0.0

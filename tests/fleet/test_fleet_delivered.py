@@ -54,7 +54,7 @@ def said(index: int, text: str, *, stops: bool, plain: bool) -> list:
 
 
 def pieces(outputs: list, cuts: list[int]) -> list[list]:
-    """The outputs as a reader gets them who reads in these portions."""
+    """The outputs as a reader that takes these portions gets them."""
     portions, at = [], 0
     for cut in [*cuts, len(outputs)]:
         portion: list = []

@@ -61,7 +61,7 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
-    reader = threading.Thread(target=lambda: said.extend(process.stdout))  # a full pipe would stop whoever logs
+    reader = threading.Thread(target=lambda: said.extend(process.stdout))  # a full pipe would block logging
     try:
         url = listening_url(process, began, said)
         (ray,) = [line.split()[-1] for line in said if line.startswith("Ray ")]
@@ -72,7 +72,7 @@ def fleet(*arguments: str) -> Iterator[Fleet]:
         try:
             code = process.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # it says where every thread is, on its output
+            process.send_signal(signal.SIGABRT)  # it prints where every thread is
             process.wait(timeout=PATIENCE)
             print("".join(said))
             raise
@@ -120,7 +120,7 @@ async def streamed(http: httpx.AsyncClient, asked: dict[str, Any]) -> list[tuple
 
 
 async def load(url: str, until, streams: int = STREAMS, tokens: int = 48) -> list[tuple[int, list]]:
-    """Keep so many streams going until something has happened; (index, what was said) of each."""
+    """Keep `streams` streams going until `until` is done; (index, what was said) of each."""
     finished: list[tuple[int, list]] = []
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE * 3, limits=httpx.Limits(max_connections=64)) as http:
 

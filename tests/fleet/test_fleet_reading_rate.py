@@ -1,4 +1,4 @@
-"""How fast an engine reads, from looks at it."""
+"""An engine's reading rate, measured by looking at it now and then."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_router_is_told():
 
 
 class Reading:
-    """An engine that always has prompts to read, and has computed 700 more positions each time one looks."""
+    """An engine that always has prompts to read, and has computed 700 more positions at each look."""
 
     def __init__(self, client) -> None:
         self.client = client

@@ -24,8 +24,8 @@ from penstock.fleet.ray_scaling import WaitingPolicy, replicas_wanted
         ([0.0], [0.2], 1),
         ([4.9], [3.0], 1),
         ([5.1], [3.0], 2),
-        ([60.0], [9.0], 2),  # twice as many at most
-        ([60.0, 0.0], [9.0, 0.1], 2),  # a new request waits nowhere but at the first
+        ([60.0], [9.0], 2),  # at most twice as many
+        ([60.0, 0.0], [9.0, 0.1], 2),  # a new request would wait only at the first
         ([0.0, 0.0], [0.3, 0.3], 1),
         ([0.0, 0.0], [0.5, 0.3], 2),  # one alone would be nearly full
         ([0.0, 0.1], [0.1, 0.1], 2),

@@ -26,14 +26,14 @@ def record_day(
     aborts: dict[str, float] | None = None,
     pace: Callable[[float], float] = lambda at: 1.0,
 ) -> list[str]:
-    """The lines of a record of an engine that gets `requests` at their `arrival`, and what `aborts` says.
+    """The lines of an engine's record: `requests` come at their `arrival`, and are aborted as `aborts` says.
 
     Args:
-        config: of the scheduler.
+        config: the scheduler's.
         requests: in order of arrival.
-        cost: of steps.
+        cost: what steps cost.
         aborts: when requests are aborted, by id.
-        pace: how many times as long steps take that begin at a time.
+        pace: by what factor a step takes longer, by the time when it begins.
     """
     scheduler, runner = Scheduler(config), FakeRunner(config)
     lines, now, coming = [stamped(trace.encode_header(config), 0.0)], 0.0, list(requests)

@@ -1,4 +1,4 @@
-"""Steps in which nothing is decided are passed at once: the same as if each had been planned."""
+"""Plain steps are passed over at once, with the same result as planning each of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = SchedulerConfig(
 
 
 def arrivals(seed: int, rate: float, count: int = 80) -> list[Arrival]:
-    """Requests that share beginnings, some of which repeat an earlier answer, and some of whose callers leave."""
+    """Requests that share prefixes; some repeat an earlier answer, and the callers of some leave."""
     rng, at, made = random.Random(seed), 0.0, []
     for number in range(count):
         at += rng.expovariate(rate)
@@ -60,7 +60,7 @@ def test_a_day_is_the_same_whether_every_step_is_planned_or_not(seed, rate, poli
         assert one.times.tolist() == pytest.approx(other.times.tolist(), abs=1e-6)
     one, other = quick.scheduler.stats, whole.scheduler.stats
     assert one == other
-    assert quick.scheduler._pool._index == whole.scheduler._pool._index  # the same blocks hold the same
+    assert quick.scheduler._pool._index == whole.scheduler._pool._index  # the same blocks hold the same contents
     quick.scheduler.check()
 
 
@@ -108,7 +108,7 @@ def test_plain_steps_end_before_a_sequence_or_the_blocks_do():
     assert scheduler.plain_steps().steps == 0
     scheduler.submit(request("a", range(3), 10))
     scheduler.submit(request("b", range(10, 13), 20))
-    assert scheduler.plain_steps().steps == 0  # they wait
+    assert scheduler.plain_steps().steps == 0  # both still wait
     drawing(scheduler, 1)
     assert scheduler.plain_steps() == (8, ("a", "b"))  # a ends with its tenth token
     scarce = Scheduler(config(num_blocks=3))

@@ -145,7 +145,7 @@ def test_the_way_is_measured_between_the_client_and_the_record(measured):
 
 @pytest.fixture
 def calibrated(monkeypatch, measured) -> list[tuple[str, tuple[str, ...]]]:
-    """`penstock plan` finds `measured`; the models and options for which it asked."""
+    """Makes `penstock plan` find `measured`; lists the models and options that it asked for."""
     calls = []
 
     def calibrate(model, options, folder, seconds, **_):

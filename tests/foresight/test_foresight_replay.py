@@ -1,4 +1,4 @@
-"""`penstock replay`: the same plans again, the first that differs, and clear words about files that cannot be read."""
+"""`penstock replay`: the same plans again, the first that differs, and clear errors for files that cannot be read."""
 
 from __future__ import annotations
 

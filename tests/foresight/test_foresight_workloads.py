@@ -1,4 +1,4 @@
-"""Workloads: every published format, clear words about bad lines, and what is drawn."""
+"""Workloads: every published format, clear errors for bad lines, and what is drawn."""
 
 from __future__ import annotations
 

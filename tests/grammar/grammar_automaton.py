@@ -88,7 +88,7 @@ class Pattern:
         self.start = self._automaton.closed([start])
 
     def cuts(self) -> set[int]:
-        """Characters at which a range of alike characters begins."""
+        """Characters at which a range of characters with the same moves begins."""
         edges = [edge for edges in self._automaton.moves for edge in edges]
         return {low for low, _, _ in edges} | {high + 1 for _, high, _ in edges}
 
@@ -179,7 +179,7 @@ def _others(ranges: Ranges) -> Ranges:
 def quoted(
     automaton: Automaton, at: int, patterns: Sequence[Pattern] = (), least: int = 0, most: int | None = None
 ) -> int:
-    """The state after a JSON string whose text all `patterns` match, of `least` to `most` characters."""
+    """The state after a JSON string of `least` to `most` characters whose text matches all `patterns`."""
     cap = least if most is None else most + 1
     cuts = sorted({0, 0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F, 0x80, *range(8, 14)}.union(*(one.cuts() for one in patterns)))
     classes = [(low, high - 1) for low, high in zip(cuts, [*cuts[1:], 0x110000], strict=True) if low < 0x110000]

@@ -9,7 +9,7 @@ from grammar_automaton import Automaton
 
 
 class Digits:
-    """Numbers without sign: each digit is compared with those of the bounds, as long as they are alike."""
+    """Numbers without sign: each digit is compared with those of the bounds while all before it were equal."""
 
     def __init__(
         self, automaton: Automaton, end: int, low: Any, high: Any, modulus: int, fractions: bool, powers: bool
@@ -28,7 +28,7 @@ class Digits:
             self._automaton.skip(at, self._state(size, 0, tied, 0))
 
     def _state(self, size: int, at: int, tied: tuple[bool, bool], rest: int) -> int:
-        """Behind `at` digits of a number with `size` before the point; equal to a bound so far if it is `tied`."""
+        """The state after `at` digits of a number with `size` before the point; `tied`: equal so far to each bound."""
         key = (size, at, tied, rest)
         if key in self._states:
             return self._states[key]
@@ -63,7 +63,7 @@ class Digits:
         below, above = (
             not any(self._digit(bound, size, place) for place in range(at, size + self._decimals + 1))
             for bound in (self._low, self._high)
-        )  # nothing but zeros to come
+        )  # only zeros follow
         if tied[0] and (self._low_open or not below):
             return False
         return not (tied[1] and self._high_open and above)

@@ -26,9 +26,9 @@ class Trie:
 
 
 def fewest(documents: Documents, trie: Trie, tokens: Sequence[bytes]) -> list[int]:
-    """Tokens of a document that has the fewest, its end token apart.
+    """Tokens of a document with the fewest tokens, without its end token.
 
-    Breadth first: a state is left where it is first reached, with every token, and never again.
+    Breadth first: each state is expanded once, where it is first reached, with every token.
     """
     automaton = documents.automaton
     walk = _Walk(automaton, trie)
@@ -57,7 +57,7 @@ def _after(automaton: Automaton, state: int, text: bytes) -> frozenset[int]:
 
 
 class _Walk:
-    """Sets of states, made as they are met; a set's moves are kept."""
+    """Sets of states, numbered as they are met; a set's moves are kept."""
 
     def __init__(self, automaton: Automaton, trie: Trie) -> None:
         self._automaton, self._trie = automaton, trie

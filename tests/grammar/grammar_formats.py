@@ -1,4 +1,4 @@
-"""The formats of strings, read off the standards that define them; here and there wider."""
+"""The formats of strings, read off the standards that define them; some accept more than the standard."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ FORMATS = {
     "uri": r"[a-zA-Z][a-zA-Z0-9+\-.]*:[a-zA-Z0-9\-._~:/?#\[\]@!$&'()*+,;=%]*",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
 }
-"""From RFC 3339 (appendix A for durations), 5321, 1123, 4291, 3986 and 4122; here and there wider."""
+"""From RFC 3339 (appendix A for durations), 5321, 1123, 4291, 3986 and 4122; some accept more than the standard."""

@@ -47,7 +47,7 @@ VOCABULARY = Vocabulary(
 
 
 class JudgedHere:
-    """The compiling process, in this one: tests of what is judged need no process."""
+    """Stands for the compiling process but judges in this one: tests of verdicts need no process."""
 
     def __init__(self, speller: Speller) -> None:
         self._speller = speller
@@ -56,7 +56,7 @@ class JudgedHere:
         return judge(grammar, self._speller, tight)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 def library(vocabulary: Vocabulary = VOCABULARY) -> GrammarLibrary:
@@ -74,7 +74,7 @@ def allowed(mask: bytes) -> list[int]:
 
 
 def written(lib: GrammarLibrary, grammar: Grammar, limit: int, seed: int) -> tuple[bytes, int]:
-    """An answer by a model that knows nothing: every allowed token is as likely. Its bytes, and tokens with the end."""
+    """An answer in which every allowed token is equally likely: its bytes, and its tokens with the end."""
     rng, matcher, taken = random.Random(seed), lib.matcher(grammar, limit), []
     while len(taken) < limit:
         choices = allowed(matcher.mask())

@@ -45,7 +45,7 @@ def _value(rng: random.Random, depth: int) -> Schema:
 
 
 def _words(rng: random.Random, count: int) -> list[str]:
-    """So many that are not alike."""
+    """`count` different words."""
     words: dict[str, None] = {}
     while len(words) < count:
         pieces = [rng.choice(_SYLLABLES) for _ in range(rng.randint(1, 4))]

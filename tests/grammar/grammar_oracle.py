@@ -1,8 +1,8 @@
 """The documents of a JSON schema as one automaton over bytes, built without llguidance and without what it judges.
 
-Properties come in their order, a space at most where JSON allows any, names repeat only where they are additional. What
+Properties come in their order, at most one space stands where JSON allows space, and only additional names repeat. What
 is not built exactly (a schema inside itself several times, large `maxItems`, some bounds) is built wider, never
-narrower, so that the shortest text in it (see `grammar_fewest`) is a lower bound, and exact where that is a document.
+narrower, so that the shortest text in it (see `grammar_fewest`) is a lower bound, and exact if it is a document.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _UNROLLED = 2
-"""A definition inside itself; any value inside any value."""
+"""How often a definition is built inside itself, and any value inside any value."""
 
 
 class Documents:
@@ -127,7 +127,7 @@ class Documents:
         return self._numbers(at, flat, fractions=True)
 
     def _numbers(self, at: int, flat: Schema, fractions: bool) -> int:
-        """Of each sign, the numbers whose absolute value lies in a range."""
+        """The state after a number in the schema's range, built for each sign from a range of absolute values."""
         low, high = flat.get("minimum", (None, False)), flat.get("maximum", (None, False))
         end = self.automaton.state()
         if high[0] is None or high[0] >= 0:
@@ -170,7 +170,7 @@ class Documents:
         least, most = flat.get("minProperties", 0), flat.get("maxProperties")
         cap = max(1, least, most or 0)
         end = self.automaton.state()
-        # After how many members' places, with how many members written: behind the last one and a space.
+        # Indexed by the members passed, then by the members written: the state behind the last one and a space.
         places = [[self.automaton.state() for _ in range(cap + 1)] for _ in range(len(members) + 1)]
         self.automaton.skip(self._gap(self.automaton.text(at, b"{")), places[0][0])
         for number, (name, value, further, required) in enumerate(members):
@@ -192,7 +192,7 @@ class Documents:
         return end
 
     def _members(self, flat: Schema) -> Iterator[tuple[Callable[..., int], Any, int, bool]]:
-        """How its name is written, its schema, the number of the first that may come behind it, and whether it must."""
+        """Each member: the writer of its name, its schema, the number of the first that may follow, if it must come."""
         properties, required = flat.get("properties", {}), flat.get("required", [])
         patterns, others = flat.get("patternProperties", {}), flat.get("additionalProperties", True)
         taken = dict.fromkeys((*properties, *required))
@@ -218,7 +218,7 @@ def _literally(text: str) -> str:
 
 
 def _flat(schema: Schema) -> Schema:
-    """What a schema says itself, in one form; what it says by others is left out."""
+    """What a schema's own keywords say, in one form, without what it says through other schemas."""
     types = schema.get("type", _TYPES)
     flat = {"type": (types,) if isinstance(types, str) else tuple(types)}
     for keyword in ("minimum", "maximum"):
@@ -250,7 +250,7 @@ def _product(left: TopLogprobs, right: TopLogprobs) -> TopLogprobs:
 
 
 def _meet(one: Schema, two: Schema) -> Schema:
-    """What both say."""
+    """One schema that says what both say."""
     if "const" in one and "const" in two and json.dumps(one["const"]) != json.dumps(two["const"]):
         return {"type": ()}
     met = one | two | {"type": _common(one["type"], two["type"])}

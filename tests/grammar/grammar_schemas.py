@@ -1,4 +1,4 @@
-"""Three hundred JSON schemas of growing difficulty, of which no two have one form; the same every time."""
+"""Three hundred JSON schemas of growing difficulty, no two of the same form; the same every time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAMES = ["id", "name", "value", "tags", "größe", "first name", "a", 'b"c', "x/
 def schemas(count: int = 300) -> list[dict[str, Any]]:
     """The first are single values, then come records; the last are built at random and nest up to five deep.
 
-    No two are of one form: they differ in more than names, numbers, texts and the order of their keywords.
+    No two have the same form: they differ in more than names, numbers, texts and the order of their keywords.
     """
     rng, made = random.Random(20260), {form(schema): schema for schema in (*LEAVES, *RECORDS)}
     while len(made) < count:

@@ -34,7 +34,7 @@ FORMS = {
 
 
 def taken_apart(offer, answer):
-    """The text and the calls of an answer, which comes byte by byte and whole."""
+    """The text and the calls of an answer, parsed byte by byte and whole."""
     rules = ReplyRules(tool_use=ToolUse.AUTO, parallel_tool_calls=offer.parallel, form=JSON_OBJECT)
     reader = ReplyFormat().reader(ChatPrompt((Message("user", "Hi"),), tools=offer.tools), rules, "")
     results = []

@@ -1,4 +1,4 @@
-"""Values that were begun go on as in the prompt: which place, how far, and how they end."""
+"""A value that was begun goes on as in the prompt: from which place, how far, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a form makes likely to come next: guesses that change nothing, and endings that are kept without a search."""
+"""What a form makes likely to come next: guesses that do not change answers, and endings kept without a search."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_foreseeing_changes_nothing_and_what_is_foreseen_may_come(lib, form):
 
 
 def test_an_ending_is_kept_without_a_search_while_a_model_writes_json(lib):
-    """Spaces that the known ending does not have, and strings that go on in front of a long one."""
+    """With spaces that the known ending lacks, and strings that grow in front of a long ending."""
     matcher = lib.matcher(PEOPLE, 900)
     record = (
         ' "',
@@ -127,6 +127,6 @@ def test_an_ending_is_kept_without_a_search_while_a_model_writes_json(lib):
 
 
 def record_tokens(record) -> list[str]:
-    """With what the vocabulary has no token for in single characters."""
+    """The record's parts; a part that the vocabulary has no token for comes as single characters."""
     known = {token.decode() for token in VOCABULARY.tokens if token and token[0] < 128}
     return [each for part in record for each in ([part] if part in known else part)]

@@ -171,7 +171,7 @@ def test_a_matcher_that_is_rebuilt_stands_where_the_old_one_stood(lib):
     "grammar",
     [
         schema('{"type":"object","properties":{"a":{"type":"string","minLength":3}},"required":["a"]}'),
-        schema('{"type":"array","items":{"enum":["one","two"]},"minItems":70}'),  # an ending that is long to check
+        schema('{"type":"array","items":{"enum":["one","two"]},"minItems":70}'),  # an ending that takes long to check
         Grammar(GrammarKind.REGEX, r"([A-Z][a-z]+( [a-z]+)*\. ?){3,30}"),
     ],
 )
@@ -282,7 +282,7 @@ def test_what_is_judged_while_another_asks_for_it_is_judged_once(waiting):
 
 @pytest.mark.parametrize("room", [4, 50])
 def test_whoever_computes_an_answer_does_not_judge_its_grammar_again(lib, room):
-    """Its process is another one, perhaps, and all streams would wait."""
+    """It may be another process, and judging would hold up all streams."""
     grammar = schema('{"type":"array","items":{"type":"integer"},"minItems":1}')
     judged = lib.check(grammar, room)
     elsewhere = library()
@@ -303,7 +303,7 @@ def test_whoever_computes_an_answer_does_not_judge_its_grammar_again(lib, room):
 def test_whoever_only_checks_compiles_nothing(lib, monkeypatch):
     checking = GrammarLibrary(lambda: VOCABULARY, compiles=False)
     checking._worker = lib._worker
-    monkeypatch.setattr(checking, "_ready", None)  # it takes long to make, and holds up every thread
+    monkeypatch.setattr(checking, "_ready", None)  # it takes long to build, and holds up every thread
     judged = checking.check(schema('{"type":"null"}'), 10)
     assert judged.size > 0
     assert checking.cached_bytes == 0
@@ -318,7 +318,7 @@ def test_what_the_first_matcher_needs_can_be_made_before():
 
 
 def checked() -> Grammar:
-    """As `check` leaves it."""
+    """A grammar as `check` returns it."""
     return Grammar(GrammarKind.REGEX, "a", ending=(VOCABULARY.tokens.index(b"a"),), size=1)
 
 
@@ -362,7 +362,7 @@ MANY = {"properties": {f"name{number}": {"type": "string"} for number in range(1
     ids=["properties", "regex", "gbnf"],
 )
 def test_a_grammar_that_could_not_be_followed_is_refused_or_followed(real, grammar):
-    """These gave answers that failed in the middle, for a reason that was not theirs."""
+    """These grammars gave answers that failed in the middle, for a reason that was not the grammar's."""
     refusal = refused(real, grammar)
     if refusal is not None:
         assert refusal.code == "grammar_too_complex"

@@ -11,7 +11,7 @@ from penstock.grammar.vocabulary import Speller
 
 NAMES = [f"p{number}" for number in range(200)]
 MOST = 60
-"""Endings that may be checked in all for one token; each of the thousand marks of a document was, before."""
+"""How many endings may be checked for one token; before, it was each of a document's thousand marks."""
 
 
 def document(of: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""The three hundred schemas on the default model, hot, with as few tokens as will do and with more."""
+"""The three hundred schemas on the default model, at a high temperature, with just enough tokens and with more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hot(schema: dict, limit: int, seed: int) -> SamplingParams:
 
 
 def fewest_tokens(llm, schema: dict) -> int:
-    """What the refusal of a request with too few tokens says."""
+    """The fewest tokens, as the refusal of a request with too few tokens names them."""
     with pytest.raises(InvalidParameter, match="shortest document found takes") as refused:
         llm.generate("x", hot(schema, 1, 0), use_tqdm=False)
     assert refused.value.param == "max_tokens"
@@ -86,5 +86,5 @@ def test_the_fewest_tokens_of_all_schemas_is_found(its_library, its_trie, part):
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(3))
 def test_the_fewest_tokens_of_large_schemas_is_found(its_library, its_trie, part):
-    """Eight of them: the oracle takes its time."""
+    """Nine of them: the oracle takes its time."""
     assert_the_fewest_tokens_are_found(its_library, large_schemas()[part:24:9], its_trie)

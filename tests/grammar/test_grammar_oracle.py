@@ -27,14 +27,14 @@ def lib():
 
 
 def fewest_found(lib, one: dict, trie: Trie = TRIE) -> int:
-    """Tokens of the shortest document, its end included: no fewer by the oracle, and no more by llguidance."""
+    """Tokens of the shortest document with its end: the oracle allows no fewer, and llguidance takes that many."""
     ids = fewest(Documents(one), trie, lib._ready().tokens)
     assert lib._ready().completes(compile_grammar(schema(json.dumps(one)), lib._ready()), ids), one
     return len(ids) + 1
 
 
 def at_random(lib, one: dict, seed: int, most: int = 60) -> bytes | None:
-    """A document that llguidance takes, of tokens picked at random; None if it does not end by then."""
+    """A document that llguidance takes, of tokens picked at random; None if it does not end within `most` tokens."""
     rng, matcher = random.Random(seed), compile_grammar(schema(json.dumps(one)), lib._ready())
     text = b""
     for _ in range(most):

@@ -111,7 +111,7 @@ def test_a_number_is_in_its_range_by_value(bounds, step, whole):
                 value = Decimal(text)
                 fits = all(_holds(bound, value) for bound in bounds) and (step is None or value % step == 0)
                 fits = fits and not (bounds and value == 0 and text[0] == "-")
-                if step is not None and fits:  # what has more decimals than its step has zeros there
+                if step is not None and fits:  # a number with more decimals than its step has zeros there
                     fits = accepts(number, text.rstrip("0").rstrip(".").encode() if "." in text else text.encode())
             assert accepts(number, text.encode()) == fits, text
 

@@ -30,7 +30,7 @@ def lib():
 def fewest(lib, grammar: Grammar, most_texts: int) -> int | None:
     """Tokens of the shortest document, its end included, by trying every token everywhere; None beyond `most_texts`.
 
-    Two ways to spell one text lead to one state: that is all that is left out.
+    The only shortcut: two spellings of one text lead to the same state.
     """
     level, seen, tokens = {b"": compile_grammar(grammar, lib._ready())}, set(), 1
     while level:

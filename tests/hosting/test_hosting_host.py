@@ -153,7 +153,7 @@ async def test_an_idle_model_makes_room_before_a_busy_one():
 
 
 async def test_a_request_that_waited_is_answered_before_its_model_leaves():
-    """Two models take turns in one place: each load answers whoever waited for it."""
+    """Two models take turns in one place: each load answers the requests that waited for it."""
     world = World()
     host = world.host("ab", HostLimits(most=1))
     answered = []
@@ -193,12 +193,12 @@ async def test_memory_is_a_limit_too_and_is_learned_by_loading():
     await host.load("b")
     world.now = 1
     await host.load("a")
-    await host.load("c")  # 8 were not expected, so all make room when it is there
+    await host.load("c")  # its size of 8 was not known, so the others make room once it is loaded
     await asyncio.sleep(0.01)
     assert world.log == ["+a", "+b", "+c", "-b", "-a"]
     await host.load("a")
     assert world.log[-2:] == ["-c", "+a"]
-    await host.load("c")  # now they are
+    await host.load("c")  # now its size is known
     assert world.log[-2:] == ["-a", "+c"]
 
 
@@ -306,7 +306,7 @@ async def test_unload_waits_for_what_is_answered():
         unloading = asyncio.create_task(host.unload("a"))
         await asyncio.sleep(0.01)
         assert not unloading.done()
-        await host.load("b")  # nobody else waits for it
+        await host.load("b")  # loading another model does not wait for it
     await unloading
     assert world.log == ["+a", "+b", "-a"]
 

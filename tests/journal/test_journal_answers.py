@@ -93,7 +93,7 @@ def test_nothing_of_what_is_deleted_stays_in_any_file(tmp_path, length):
     with closing(AnswerJournal(tmp_path)) as journal:
         for number in range(20):
             journal.put(kept(number, b"%d " % number + b"other " * 50))
-        for state in (b"first: ", b"second: "):  # what was replaced is to go too
+        for state in (b"first: ", b"second: "):  # the replaced state must go too
             journal.put(kept(7, state + text))
             settle(journal)
         assert SECRET[:30] in written(tmp_path)

@@ -26,7 +26,7 @@ ASKED = [
 
 
 class Reader:
-    """A client of one stream, which keeps the events that came whole."""
+    """A client of one stream, which keeps the events that arrived whole."""
 
     def __init__(self, path: str, body: dict) -> None:
         self.path = path
@@ -36,7 +36,7 @@ class Reader:
         self.fresh = 0  # events since the last start
 
     def read(self, url: str) -> None:
-        """Go on where it is, until the end of the answer or of the server."""
+        """Resume where it stopped, and read until the answer or the server ends."""
         self.fresh = 0
         headers = {"Last-Event-ID": id_of(blocks(self.got)[-1])} if self.got else {}
         wire = b""

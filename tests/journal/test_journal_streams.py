@@ -1,4 +1,4 @@
-"""The journal: what is written survives whoever wrote it, and nothing that happens to its file reaches a request."""
+"""The journal: what is written survives the process that wrote it, and no trouble with its file reaches a request."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_disk_that_takes_no_more_is_one_line_in_the_log_and_no_error(tmp_path)
 def test_a_file_that_breaks_while_it_is_used_is_no_error_of_a_request(tmp_path, caplog):
     journal = opened(tmp_path)
     add(journal, begun(1))
-    journal._thread.submit(journal._connection.close).result()  # as a file that is gone: nothing works any more
+    journal._thread.submit(journal._connection.close).result()  # as if the file were gone: nothing works any more
     with caplog.at_level(logging.ERROR, logger="penstock.journal"):
         assert find(journal, 1) is None
         add(journal, begun(2), begun(3))

@@ -1,7 +1,7 @@
-"""The compiled kernels as plain functions, on the instruction set and threads that a test has chosen last.
+"""The compiled kernels as plain functions, on the instruction set and threads that a test chose last.
 
-For tests that run one thing on every instruction set and number of threads. What is tested has no such memory: there a
-backend is a value.
+For tests that run one thing on every instruction set and number of threads. The code under test has no such memory:
+there a backend is a value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _chosen = _Chosen()
 
 
 def set_isa(name):
-    """An instruction set, or `torch` for the references."""
+    """Choose an instruction set, or `torch` for the references."""
     if name not in ("torch", *native.isas()):
         raise ValueError(f"there are no kernels for {name} here")
     _chosen.isa = name
@@ -44,7 +44,7 @@ def threads():
 
 
 def reset():
-    """As a test finds them."""
+    """Restore the choice with which a test begins."""
     _chosen.__init__()
 
 
@@ -57,7 +57,7 @@ def backend():
 
 
 def cpu():
-    """Its kernels; None for torch."""
+    """The backend's kernels; None for torch."""
     return None if _chosen.isa == "torch" else backend().cpu
 
 

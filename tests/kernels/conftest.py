@@ -1,4 +1,4 @@
-"""Which kernels a test runs; afterwards those that the process had are back."""
+"""Chooses the kernels that a test runs, and restores the process's own afterwards."""
 
 from __future__ import annotations
 

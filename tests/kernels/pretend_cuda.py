@@ -1,8 +1,8 @@
-"""A CUDA device that is not there: tensors that say they lie on it, are computed on the CPU, and mix as real ones do.
+"""A CUDA device that is not there: tensors that say they lie on it, are computed on the CPU, and mix like real ones.
 
-Real ones do not: a function of tensors on different devices is an error, but for numbers (tensors of no dimension on
-the host), copies, and indices. So what runs here has no such mix-up, nor does it read a device's tensor as if it were
-the host's. Which kernels a real device has, and how they round, is not tested.
+Real ones do not mix: a function of tensors on different devices is an error, except for numbers (tensors of no
+dimension on the host), copies, and indices. So code that runs here has no such mix-up, nor does it read a device's
+tensor as if it were the host's. Which kernels a real device has, and how they round, is not tested.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pretended(Tensor):
 
 
 class _Device(TorchFunctionMode):
-    """Sees functions that make tensors on the device, of which no operand is on it."""
+    """Intercepts functions that make tensors on the device from operands none of which is on it."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         return _computed(function, args, kwargs or {})

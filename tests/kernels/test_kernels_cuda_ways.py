@@ -1,4 +1,4 @@
-"""What the torch path computes in another way on CUDA, computed in that way on the CPU, beside the references."""
+"""What the torch path computes differently on CUDA, computed that way on the CPU, against the references."""
 
 from __future__ import annotations
 

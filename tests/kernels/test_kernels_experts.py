@@ -149,7 +149,7 @@ def test_sigmoid_scores_a_selection_bias_and_a_scale_are_those_of_deepseek_v3():
         assert chosen[row].tolist() == sorted(best.tolist())
         torch.testing.assert_close(weights[row], scores[chosen[row]] / (scores[best].sum() + 1e-20) * 2.5)
     without = reference.route(logits, spec_of(8, 3, "sigmoid"))[0]
-    assert not torch.equal(chosen, without)  # else the bias was never asked
+    assert not torch.equal(chosen, without)  # else the bias was never used
 
 
 def test_the_residual_is_added_to_the_finished_sum_and_gives_its_dtype():
@@ -275,7 +275,7 @@ def test_logits_that_are_no_numbers_still_choose_different_experts_and_show(impl
 
 
 def tolerance(form):
-    """Of float32 sums in another order; where activations are rounded, one step of theirs besides."""
+    """For float32 sums in another order; where activations are rounded, also for one step of their rounding."""
     return 3e-5 if form == "f32" else 3e-3 if form == "bf16" else 2e-2
 
 
@@ -324,7 +324,7 @@ def test_what_an_expert_says_is_multiplied_by_its_scale(compiled, form):
     theirs = reference.experts(x, logits, stack, spec, ACTIVATIONS["gelu_new_and_mul"])
     torch.testing.assert_close(ours, theirs, rtol=tolerance(form), atol=tolerance(form))
     assert torch.equal(run(x[3:4], logits[3:4])[0], ours[3])
-    one = torch.full((1, 8), -50.0).index_fill(1, torch.tensor([5]), 50.0)  # all but one of them say nothing
+    one = torch.full((1, 8), -50.0).index_fill(1, torch.tensor([5]), 50.0)  # all but one of them have no weight
     alone = here.NativeExperts(plain, spec, "gelu_new_and_mul")(x[:1], one)
     torch.testing.assert_close(run(x[:1], one), stack.scale[5] * alone)
 

@@ -117,7 +117,7 @@ def test_compiled_attention_in_int8_is_the_reference_over_what_was_stored(compil
 def test_int8_keys_are_rounded_on_a_scale_of_what_is_rotated_and_one_for_128_elements_of_the_value(compiled):
     for _, dim, value_dim in SIZES:
         case = Case(1, dim, value_dim, INT8, LENGTHS, LENGTHS)
-        case.keys[2][7, 0, dim - value_dim :] *= 100  # one part's size is nothing to another
+        case.keys[2][7, 0, dim - value_dim :] *= 100  # one part's size does not affect another
         case.keys[2][8] = 0.0
         case.write(here.backend())
         stored = decoded(case.kv, dim, value_dim)[0].flatten(0, 1)

@@ -84,7 +84,7 @@ def in_natural_order(keys, values, block_size, dim):
 class Case:
     """Ragged rows whose keys and values are scattered over a cache of NaN.
 
-    What the windows of all of a row's queries have left is NaN too, and its blocks are not named.
+    Positions that the windows of all of a row's queries have left are NaN too, and the table omits their blocks.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Case:
             here.write_kv(self.k_cache, self.v_cache, self.k[row][first:], self.v[row][first:], slots)
 
     def attend(self, *, rows=None, taken=None):
-        """The outputs of `rows`; of each only the queries `taken`, as if the later ones were not known yet."""
+        """The outputs of `rows`, from each only the queries `taken`, as if the later ones were not known yet."""
         rows = range(len(self.q)) if rows is None else rows
         parts, lengths = [], []
         for row in rows:

@@ -27,7 +27,7 @@ def random(*shape, seed=0, dtype=F32):
 
 
 def close(ours, theirs, dtype):
-    """Equal but for the order of sums and, in bfloat16, for one more rounding that the references make."""
+    """Equal except for the order of sums and, in bfloat16, one more rounding that the references make."""
     tolerance = {"atol": 4e-6, "rtol": 4e-6} if dtype == F32 else {"atol": 1e-6, "rtol": 2 * torch.finfo(BF16).eps}
     assert ours.dtype == theirs.dtype == dtype
     assert ours.is_contiguous()

@@ -84,7 +84,7 @@ def packed(maker, outputs, inputs):
 
 
 def tolerance(x, weight):
-    """Of float32 sums in some order: a few rounding errors of the sum of magnitudes."""
+    """For float32 sums in some order: a few rounding errors of the sum of magnitudes."""
     return 4e-6 * (x.double().abs() @ unpack(weight).double().abs().T) + 1e-7
 
 
@@ -513,7 +513,7 @@ class NativeCall:
         self.out, self.scratch = torch.full((7, 32), 5.0), torch.zeros(7 * self.weight.scratch_bytes, dtype=torch.uint8)
 
     def __call__(self, **change):
-        """With some of its numbers changed: `x_stride` is the stride of `x`, and so on."""
+        """Call with some of its numbers changed: `x_stride` is the stride of `x`, and so on."""
         module, given = native.module, dict.fromkeys(("bias", "residual", "residual_stride"), 0) | change
         weight = {"kind": int(self.weight.kind), "outputs": 20, "inputs": 40, "weight": self.weight.data.data_ptr()}
 

@@ -17,7 +17,7 @@ from penstock.nn.dense import DenseAttention
 
 @pytest.fixture(autouse=True, params=["chosen", "torch"])
 def implementation(request):
-    """The best that serves here, and torch's."""
+    """The best implementation that runs here, and torch's."""
     here.reset()
     if request.param == "torch":
         here.set_isa("torch")

@@ -36,7 +36,7 @@ def random(*shape, seed=0):
 
 
 def places(*shape):
-    """Seven of them; who reads one that nobody has written finds NaN."""
+    """Seven places; one that was never written holds NaN."""
     states = torch.full((7, *shape), float("nan"))
     states[1], states[5] = random(*shape, seed=1), random(*shape, seed=5)
     return states

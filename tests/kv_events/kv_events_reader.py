@@ -1,4 +1,4 @@
-"""A router's side of KV events, written from the schema that vLLM publishes, and not from what writes them here.
+"""A router's side of KV events, written from the schema that vLLM publishes and not from our publisher.
 
 A message has three frames: topic, number (8 bytes, most significant first), MessagePack. That is an array: seconds
 since 1970, events, data-parallel rank. An event is a map with `type`, or an array whose first value is its type.
@@ -95,7 +95,7 @@ class View:
 
 
 class Sockets:
-    """Makes sockets, and closes all of them at its end."""
+    """Makes sockets, and closes all of them at the end."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -129,7 +129,7 @@ def receive(reader: zmq.Socket, milliseconds: int = PATIENCE_MS) -> tuple[bytes,
 
 
 def replay(context: Sockets, address: str, first: int) -> list[tuple[int, bytes]]:
-    """What is sent again from number `first` on."""
+    """The batches that are sent again, from number `first` on."""
     asker = context.socket(zmq.DEALER)
     asker.setsockopt(zmq.RCVHWM, 0)
     asker.connect(address)

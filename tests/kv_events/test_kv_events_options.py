@@ -1,4 +1,4 @@
-"""What the operator can say of KV events: addresses, and options that would do nothing."""
+"""What the operator can set for KV events: addresses, and options that would have no effect."""
 
 from __future__ import annotations
 

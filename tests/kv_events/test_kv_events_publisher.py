@@ -1,4 +1,4 @@
-"""The publisher over real sockets: numbers, replay, what is lost and how it shows, and that nobody is waited for."""
+"""The publisher over real sockets: numbers, replay, what is lost and how it shows, and that it waits for no reader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stored(number: int) -> tuple[BlocksStored]:
 
 
 def listening(context, publisher, **options) -> zmq.Socket:
-    """A subscription that has begun: it has heard something."""
+    """A subscription that works: it has received something."""
     reader = subscribe(context, publisher.address, **options)
     while not reader.poll(20):
         publisher.publish((CacheCleared(),))
@@ -64,7 +64,7 @@ def idle(publisher) -> None:
 
 
 def settled(publisher, context) -> int:
-    """The number of the last batch, once it is kept."""
+    """The number of the last batch, once it is kept for replay."""
     last = publisher.counts.published + publisher.counts.dropped - 1
     until = time.monotonic() + 20
     while not any(number == last for number, _ in replay(context, publisher.replay_address, last)):
@@ -125,7 +125,7 @@ def test_what_is_no_number_is_answered_with_the_end(context):
 
 
 def test_a_request_socket_gets_the_first_batch(context):
-    """Of several answers, REQ takes one; vLLM's examples ask with it."""
+    """A REQ socket takes only one of several answers; vLLM's examples use such a socket."""
     with publishing() as publisher:
         settled(publisher, context)
         asker = context.socket(zmq.REQ)

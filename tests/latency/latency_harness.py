@@ -13,7 +13,7 @@ from penstock.engine import Engine, Recorder
 
 ROUNDING = 1e-9
 BETWEEN = 0.002
-"""Seconds that the engine takes between two steps, so that they are seen."""
+"""Seconds that the engine takes between two steps, so that this time shows."""
 
 
 def timed(*, record: Path | None = None, **options) -> Harness:
@@ -36,7 +36,7 @@ def run(harness: Harness, most_steps: int = 2000) -> None:
 
 
 def parts_of(harness: Harness, request_id: str) -> LatencyParts:
-    """The parts of a request that is over, which sum to its wall time."""
+    """The parts of a finished request, which sum to its wall time."""
     timings = terminal_of(harness.outputs[request_id]).timings
     parts = timings.parts
     assert parts.total == pytest.approx(timings.ended - timings.arrived, abs=ROUNDING)

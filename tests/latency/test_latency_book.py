@@ -1,4 +1,4 @@
-"""Steps made by hand, and what becomes of their seconds."""
+"""Steps made by hand, and the parts in which their seconds are counted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Run:
         self._step += 1
 
     def parts(self, seq_id: str) -> dict[str, float]:
-        """What is not 0."""
+        """The parts that are not 0."""
         parts = self.book.ended(seq_id, self.now)
         return {name: getattr(parts, name) for name in PARTS if abs(getattr(parts, name)) > 1e-12}
 
@@ -158,7 +158,7 @@ def test_what_the_server_adds_makes_it_the_whole():
     parts = LatencyParts(decode=3.0)
     whole = parts.within(began=9.5, arrived=10.0, now=15.0)
     assert (whole.intake, whole.reader, whole.total) == (0.5, 2.0, 5.5)
-    elsewhere = parts.within(began=9.5, arrived=2.0, now=15.0)  # another clock
+    elsewhere = parts.within(began=9.5, arrived=2.0, now=15.0)  # by another clock
     assert (elsewhere.intake, elsewhere.reader, elsewhere.total) == (2.5, 0.0, 5.5)
     assert Timings(arrived=10.0, parts=parts).delivered(14.0).parts == LatencyParts(decode=3.0, text=1.0)
     assert UNTIMED.delivered(14.0) == UNTIMED

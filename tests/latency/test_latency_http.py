@@ -107,7 +107,7 @@ def test_a_slow_reader_is_the_reader(tmp_path, monkeypatch):
             head = f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\nConnection: close\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
             client.sendall(head.encode() + data)
-            computing = began  # when something was still to be computed
+            computing = began  # the last time when something was still to be computed
             while (asked := time.monotonic()) < began + 0.2 or httpx.get(f"{url}/health").json()["running"]:
                 computing = asked
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A tiny model with a tokenizer of letters, and an `LLM` of it for each file that asks."""
+"""A tiny model with a tokenizer of letters, and an `LLM` of it for each test file that asks for one."""
 
 from __future__ import annotations
 

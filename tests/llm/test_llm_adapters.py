@@ -30,7 +30,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(model, tmp_path_factory) -> dict[str, str]:
-    """Eight, two of each of four ranks; half of them for attention only."""
+    """Eight adapters, two of each of four ranks; half of them for attention only."""
     every = linear_modules(load_with_adapters(model).program)
     some = {name: size for name, size in every.items() if "self_attn" in name}
     folder = tmp_path_factory.mktemp("adapters")

@@ -1,4 +1,4 @@
-"""Batch files: one answer a line, the same as over HTTP; resumed, bounded, and never written over what is not ours."""
+"""Batch files: one answer a line, the same as over HTTP; resumed, bounded, and never written over another file."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_errors_may_share_the_file_of_the_results(desk):
 
 
 class Counting:
-    """Answers everything, and knows how many it was asked for at once."""
+    """Answers everything, and counts how many requests were in flight at once."""
 
     def __init__(self, **trouble: Any) -> None:
         self.now = self.most = self.calls = 0
@@ -238,7 +238,7 @@ def test_lines_are_read_only_as_they_are_needed(desk, monkeypatch):
         return Answer(200, Headers({}), b"{}")
 
     desk.run(*(line(str(n)) for n in range(40)), ask=ask, most_in_flight=4)
-    assert most <= 5  # those under way, and one in hand
+    assert most <= 5  # those in flight, and one in hand
 
 
 def test_a_full_queue_is_waited_for(desk):

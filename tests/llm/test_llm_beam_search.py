@@ -85,7 +85,7 @@ def test_it_finds_what_transformers_finds_where_nothing_ends(llm, theirs):
 
 
 def reference(model, prompt, width, length, temperature):
-    """Without ends: keep the `width` best sums, step by step."""
+    """Beam search without end tokens: keep the `width` best sums, step by step."""
     beams = [([], 0.0)]
     for _ in range(length):
         grown = []

@@ -1,4 +1,4 @@
-"""What the library tells of a token's likelihood, and the best of several choices, against transformers' logits."""
+"""Token likelihoods from the library, and the best of several choices, against transformers' logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chat`'s messages and tools become what an HTTP request with the same fields becomes, and answers come apart."""
+"""`chat`'s messages and tools become what an HTTP request with the same fields becomes, and answers are taken apart."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TEXTS = ["A cat sat on the mat.", "Interest rates rose by half a percent.", "x",
 
 @pytest.fixture(scope="module")
 def exact(default_model):
-    """The model on the file's own blocks, by the compiled kernels, as it is served."""
+    """The model as it is served: on the file's own blocks, with the compiled kernels."""
     with LLM(str(default_model), kv_cache_memory=60_000_000) as llm:
         yield llm
 
@@ -43,7 +43,7 @@ def test_neighbours_chunks_cache_and_preemption_change_no_bit(default_model, exa
     tight = {"kv_cache_memory": 8 * block, "max_num_batched_tokens": 4, "max_num_seqs": 2, "max_model_len": 128}
     with LLM(str(default_model), **tight) as llm:
         llm.add_request(prompts[1], SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
-        llm.step()  # an elder, who will need a block that the longest prompt has
+        llm.step()  # an older request, which will need a block that the longest prompt holds
         assert vectors(llm, prompts[::-1], pooling=pooling) == alone[::-1]
         assert llm.scheduler.stats.preemptions > 0
 

@@ -1,6 +1,6 @@
-"""Steps of the real runner that raise, before or after they were computed: nobody's answer changes by a bit.
+"""Steps of the real runner that raise, before or after they were computed: no other answer changes by a bit.
 
-Who makes steps fail ends, and nobody else.
+Only the request that makes steps fail ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARAMS = [
 def llm(tmp_path_factory):
     directory = write_checkpoint(tmp_path_factory.mktemp("failed-steps"), "llama", "wide_heads_untied")
     write_letters(directory, 101)
-    # Without guesses, so that there are as many steps each time.
+    # Without guesses, so that the number of steps is the same each time.
     options = {
         "speculate": False,
         "dtype": "float32",
@@ -40,7 +40,7 @@ def llm(tmp_path_factory):
 
 
 class FailingSteps:
-    """Stands in for `TorchRunner.run`: raises in step number `at`, and in each that has a row of the poison."""
+    """Stands in for `TorchRunner.run`: raises in step number `at`, and in each step with a row of the poison."""
 
     def __init__(self, patch: pytest.MonkeyPatch, at: int = 0) -> None:
         self.run, self.at = TorchRunner.run, at

@@ -1,4 +1,4 @@
-"""Ctrl-C at any line of a batch: the batch is aborted, other requests go on, and the next batch is answered rightly."""
+"""Ctrl-C at any line of a batch: the batch is aborted, other requests go on, and the next batch's answers are right."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def finish(llm, request_id):
 
 
 def facts(answer):
-    """What must be the same; torch's kernels round by what else is in the batch, so a log probability only nearly."""
+    """What must be the same; a log probability only nearly, as torch's kernels round by what else is in the batch."""
     return answer.token_ids, answer.text, answer.finish_reason, round(answer.cumulative_logprob or 0.0, 3)
 
 
@@ -67,7 +67,7 @@ def facts(answer):
 def test_ctrl_c_at_any_line_breaks_nothing(llm):
     alone = facts(finish(llm, llm.add_request([5, 6, 7], MINE)))
     answers = [facts(answer.outputs[0]) for answer in llm.generate(PROMPTS, OTHERS, use_tqdm=False)]
-    interrupted, line, stride = 0, 1, 211  # a prime, so that every part of a step is met in some batch
+    interrupted, line, stride = 0, 1, 211  # a prime, so that every part of a step is hit in some batch
     while True:
         mine = llm.add_request([5, 6, 7], MINE)
         watch = InterruptAt(line)

@@ -20,7 +20,7 @@ GREEDY = SamplingParams(temperature=0)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A tiny model whose publisher wants it greedy."""
+    """A tiny model whose published defaults are greedy."""
     directory = write_checkpoint(tmp_path_factory.mktemp("defaults"), "llama", "wide_heads_untied")
     write_letters(directory, 101)
     recommend(directory, do_sample=False, top_k=5)

@@ -1,4 +1,4 @@
-"""`LLM` stepped by hand: what finished while a batch ran is still owed, and nothing else is."""
+"""`LLM` stepped by hand: what finished while a batch ran is still delivered, and nothing else is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from llm_harness import LONG, SHORT
 
 
 def step_to_the_end(llm):
-    """As callers do: step while there is something unfinished; the last output of each request, by id."""
+    """Step, as callers do, while a request is unfinished; the last output of each request, by id."""
     last = {}
     while llm.has_unfinished_requests():
         last |= {output.request_id: output for output in llm.step()}

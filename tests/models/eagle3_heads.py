@@ -17,11 +17,11 @@ def write_eagle3(directory: Path, target: Path, *, known: int = 0, speculators: 
     """Write a head for the model in `target`.
 
     Args:
-        directory: where to.
+        directory: where to write it.
         target: a Llama's directory.
         known: how many tokens its head knows, every second one; 0 for all, with the model's own head.
         speculators: in the layout of vLLM's speculators, not that of the authors.
-        settings: more of its config.
+        settings: further settings of its config.
     """
     model = json.loads((target / "config.json").read_text())
     own = {key: model[key] for key in ("hidden_size", "vocab_size", "rms_norm_eps", "max_position_embeddings")}
@@ -67,7 +67,7 @@ class Eagle3:
 
     Args:
         directory: the head.
-        model: its model, of transformers.
+        model: its model, as transformers loads it.
         taps: which of the model's `hidden_states` it reads.
     """
 
@@ -98,7 +98,7 @@ class Eagle3:
         self.layer, self.rotary = layer.eval(), LlamaRotaryEmbedding(config)
 
     def states(self, tokens: list[int]) -> torch.Tensor:
-        """What it reads of the model, `[T, width]`."""
+        """What the head reads of the model, `[T, width]`."""
         with torch.no_grad():
             states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         return torch.cat([states[each][0] for each in self.taps], 1)

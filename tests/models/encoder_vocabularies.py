@@ -67,7 +67,7 @@ _ROLES = ("cls_token", "sep_token", "mask_token", "pad_token", "unk_token")
 
 
 def write_vocabulary(directory: Path, name: str) -> int:
-    """Write the tokenizer of this name; how many tokens it has."""
+    """Write the tokenizer of this name; returns how many tokens it has."""
     tokenizer = ENCODER_VOCABULARIES[name]()
     tokenizer.save(str(directory / "tokenizer.json"))
     names = ("<s>", "</s>", "<mask>", "<pad>", "<unk>") if name == "unigram" else (*BERT[2:], *BERT[:2])

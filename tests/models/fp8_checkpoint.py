@@ -27,7 +27,7 @@ def in_e4m3(matrix: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor,
 
 
 def numbers_of(codes: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """What they stand for, in float32."""
+    """What codes and scales stand for, in float32."""
     down, across = torch.arange(codes.shape[0]) // block[0], torch.arange(codes.shape[1]) // block[1]
     return codes.float() * scales[down][:, across]
 

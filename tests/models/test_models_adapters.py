@@ -70,7 +70,7 @@ def adapter_folder(family: str, rank: int, seed: int) -> Path:
 
 
 def some_adapters(family: str, loaded: LoadedModel) -> list[Adapter]:
-    """Eight of four ranks."""
+    """Eight adapters, of four different ranks."""
     return [adapter_of(loaded, adapter_folder(family, RANKS[seed % 4], seed)) for seed in range(8)]
 
 

@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs; without a device by a double that computes them again, in Triton's interpreter."""
+"""Steps captured as CUDA graphs; without a device, a double computes them again in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Again:
 def captures(monkeypatch):
     Again.captured = Again.replayed = 0
     if DEVICE == "cpu":
-        monkeypatch.setattr(captured, "_SIZES", (1, 3, 12))  # the interpreter takes its time for each token
+        monkeypatch.setattr(captured, "_SIZES", (1, 3, 12))  # the interpreter is slow at each token
         monkeypatch.setattr(captured, "_Graphs", Again)
         monkeypatch.setattr(loading, "open_backend", lambda *_: CudaBackend(torch.device("cpu")))
     return Again
@@ -81,7 +81,7 @@ def test_steps_with_adapters_are_computed_by_the_reference_on_the_same_device(tm
     expected = [answers(model, adapter, lora=lora, device="cpu") for adapter in ("poet", ["", "poet", ""], "")]
     assert made[0] != made[2]
     alone = [made[2][0], made[0][1], made[2][2]]
-    if DEVICE == "cuda":  # torch's products on a CPU round as their shapes have it
+    if DEVICE == "cuda":  # torch's products on a CPU round differently for each shape
         assert made[1] == alone
     for ours, theirs in ((made[1], alone), *zip(made, expected, strict=True)):
         for (tokens, scores), (other, wanted) in zip(ours, theirs, strict=True):

@@ -64,7 +64,7 @@ class TouchedError(Exception):
 
 
 class NoTensors:
-    """A binder that is not to be reached."""
+    """A binder that must not be reached."""
 
     device = torch.device("cpu")
     predicts = False
@@ -786,7 +786,7 @@ def test_what_a_decoder_config_leaves_out_has_the_default_of_transformers(family
     ours = config_seen(monkeypatch, config)
     sizes = {key: value for key, value in config.items() if key != "model_type"}
     theirs = whole = AutoConfig.for_model(family, **sizes)
-    if family in MADE_BY:  # what sees has a config too, and the whole says whether embeddings are tied
+    if family in MADE_BY:  # the vision part has a config too, and the whole says whether embeddings are tied
         whole = AutoConfig.for_model(family, text_config=sizes)
         theirs = whole.text_config
     eps = {"starcoder2": "norm_epsilon", "lfm2": "norm_eps"}.get(family, "rms_norm_eps")

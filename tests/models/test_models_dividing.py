@@ -113,7 +113,7 @@ def test_four_ranks_share_four_heads():
     ("family", "variant"), [(family, next(iter(VARIANTS[family]))) for family in ("llama", "gpt_oss", "lfm2")]
 )
 def test_every_number_of_a_large_matrix_belongs_to_one_rank(family, variant):
-    """Routers alone are on each rank; heads, MLPs, experts, convolutions and the vocabulary are shared out."""
+    """Only routers are whole on each rank; heads, MLPs, experts, convolutions and the vocabulary are shared out."""
     program, whole, parts = whole_of(family, variant).program, DenseCutter(), [DenseCutter(), DenseCutter()]
     divide(program, 0, 1, whole)
     for rank, cutter in enumerate(parts):
@@ -212,7 +212,7 @@ def paged_logits(model, dtype: torch.dtype, chunks: tuple[int, ...] = (40,)) -> 
 @pytest.mark.parametrize(("dtype", "fmt"), FORMS)
 @pytest.mark.parametrize(("family", "variant"), cases([each for each in DIVISIBLE if each not in LATENT]))
 def test_calls_between_sums_have_the_bits_of_every_schedule(family, variant, dtype, fmt):
-    """In float32 those of the kernels one by one; whatever the form, those of the same sequence in other chunks."""
+    """In float32 those of the kernels one by one; in every form, those of the same sequence in other chunks."""
 
     def work(group):
         program = share_of(family, variant, group.rank, dtype, fmt)

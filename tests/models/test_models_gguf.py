@@ -168,7 +168,7 @@ CONVERTED_AS_LLAMA = {"granite", "granitemoehybrid", "mixtral", "smollm3"}
 
 
 def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tensor] | None = None) -> Path:
-    """The checkpoint in `directory` as one GGUF file, in float32; maybe with a block behind it that predicts tokens."""
+    """The checkpoint in `directory` as one GGUF file, in float32, followed by the block `predicting` if given."""
     config, tensors = json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
     family = config["model_type"]
     architecture = ARCHITECTURES.get(family, family)
@@ -209,7 +209,7 @@ def write_gguf(path: Path, directory: Path, predicting: Mapping[str, torch.Tenso
 def text_alone(
     config: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """As `Qwen3VLTextModel` and the like do: tensors of what sees left out, the others under a text model's names."""
+    """As `Qwen3VLTextModel` and similar do: the vision part's tensors left out, the others named as a text model's."""
     text = {name.replace("language_model.", ""): each for name, each in tensors.items() if "visual." not in name}
     found = {}
     for name, each in text.items():
@@ -243,12 +243,12 @@ def add_frequencies(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def full_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What layers that see all positions have of their own."""
+    """The settings that layers have if they see all positions."""
     return next(iter(config["per_layer_config"].values()))
 
 
 def add_gemma4_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    """As `Gemma4Model.set_gguf_parameters` and those that it calls."""
+    """As `Gemma4Model.set_gguf_parameters` does, and the methods that it calls."""
     layers, full = config["num_hidden_layers"], full_of(config)
     slides = [each == "sliding_attention" for each in config["layer_types"]]
     own, inner = layers - config["num_kv_shared_layers"], config["intermediate_size"]
@@ -326,7 +326,7 @@ def convert_lfm2(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> di
 
 
 def convert_granite_hybrid(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As `Mamba2Model` and `GraniteMoeModel` do; names of the halves of a fused tensor are those of Llamas."""
+    """As `Mamba2Model` and `GraniteMoeModel` do; the halves of a fused tensor are named as in a Llama."""
     converted = {}
     for name, tensor in tensors.items():
         stem = name.rpartition(".")[0]
@@ -602,7 +602,7 @@ def test_blocks_that_predict_further_tokens_are_left_out(tmp_path):
 
 
 def test_the_block_that_predicts_a_second_token_is_that_of_the_directory(tmp_path):
-    """Norms are stored plus 1 as all others of such a file are; the rest is as it was, under other names."""
+    """Norms are stored plus 1, like all other norms of such a file; the rest is as it was, under other names."""
     directory = write_checkpoint(tmp_path, "qwen3_5_text", "all_to_one_one_key_head")
     add_predictor(directory)
     tensors, own = load_file(directory / "model.safetensors"), {}

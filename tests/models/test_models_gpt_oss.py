@@ -38,7 +38,7 @@ TOKENS = list(range(3, 63))
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose experts are plain numbers, all of which MXFP4 can say."""
+    """A checkpoint whose experts are plain numbers, all of which MXFP4 can represent."""
     directory = write_checkpoint(tmp_path_factory.mktemp("plain"), "gpt_oss", VARIANT, **SIZES)
     tensors = load_file(directory / "model.safetensors")
     for name, (blocks, scales) in in_mxfp4(tensors).items():
@@ -50,7 +50,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same numbers as the published checkpoints have them."""
+    """The same numbers, as published checkpoints store them."""
     directory = tmp_path_factory.mktemp("packed")
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}

@@ -117,7 +117,7 @@ for path in sys.argv[2:]:
 
 
 def test_planning_does_not_load_torchs_compiler(directories, tmp_path):
-    """It takes 1.5 s and 70 MiB, and comes with innocent operations on tensors without numbers."""
+    """It takes 1.5 s and 70 MiB, and innocent operations on tensors without numbers load it."""
     mixed = write_mixed(tmp_path / "tiny.gguf", Q4_K_M)
     forms = ",".join([*(form.value for form, _ in FORMS), *([WeightFormat.STORED.value] if native.available() else [])])
     command = [sys.executable, "-c", PLAN, forms, *map(str, directories.values()), str(mixed)]

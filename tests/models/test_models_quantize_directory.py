@@ -47,7 +47,7 @@ def wide_llama(folder: Path, **changes: Any) -> Path:
 
 
 def decoded(parts: dict[str, torch.Tensor], module: str, bits: int) -> torch.Tensor:
-    """By the format's words: eight codes about 8 in an int32, the first in the lowest bits, or bytes; times scales."""
+    """As the format says: eight codes about 8 in an int32, the first in the lowest bits, or bytes; times scales."""
     if bits == 8:
         codes = parts[f"{module}.weight"].double()
     else:

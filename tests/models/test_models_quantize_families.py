@@ -1,6 +1,6 @@
-"""`penstock quantize` of families whose files are no renamed checkpoints: what llama.cpp's conversion would write.
+"""`penstock quantize` of families whose files are not renamed checkpoints: what llama.cpp's conversion would write.
 
-The other side is `write_gguf` of the test of reading: names of the `gguf` package, rearranged by hand as
+The expected file is from `write_gguf` of the test of reading: names of the `gguf` package, rearranged by hand as
 `convert_hf_to_gguf.py` does it.
 """
 

@@ -1,4 +1,4 @@
-"""Text models beside which a checkpoint holds a vision model: how positions of text turn, and how files lie."""
+"""Text models whose checkpoints also hold a vision model: how text positions are rotated, and how files lie."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def write_adapter(
     strength: float = 0.3,
     **settings: Any,
 ) -> Path:
-    """Write an adapter of these modules; `ranks` by the ends of their names, where they have others."""
+    """Write an adapter of these modules; `ranks`, by the ends of their names, if they have others."""
     directory.mkdir(parents=True, exist_ok=True)
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for name, (outputs, inputs) in sorted(modules.items()):

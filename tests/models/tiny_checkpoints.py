@@ -948,7 +948,7 @@ _MOST_OF_FIVE = {
 
 
 def _with_experts(of_each: Sequence[dict[str, Any]], *, dense: bool) -> dict[str, dict[str, Any]]:
-    """The dense variants with experts; `intermediate_size` is of families in which some layers have none."""
+    """The dense variants with experts; `intermediate_size` is kept for families in which some layers have none."""
     return {
         f"{name}_{'some_' * dense}experts": {
             key: value for key, value in settings.items() if dense or key != "intermediate_size"
@@ -1014,8 +1014,8 @@ def cases(pairs: Sequence[tuple[str, str]] | None = None, *, every: bool = False
     """Parameters (family, variant) of a test: in `make test` the first variant of each family, elsewhere all.
 
     Args:
-        pairs: which; None for each that there is.
-        every: `make test` takes each variant of families that are not `_LATER`.
+        pairs: which ones; None for all.
+        every: `make test` takes every variant of families that are not in `_LATER`.
     """
     if pairs is None:
         pairs = [(family, variant) for family, variants in VARIANTS.items() for variant in variants]
@@ -1034,7 +1034,7 @@ def write_checkpoint(
     """Write `config.json` and `model.safetensors` into `directory`, the same ones every time; there is no tokenizer.
 
     Args:
-        directory: where to.
+        directory: where to write it.
         family: a `model_type`.
         variant: one of `VARIANTS[family]`.
         dtype: of the tensors.
@@ -1095,10 +1095,10 @@ def add_predictor(directory: Path) -> None:
         own[f"{names[name]}.weight"] = mean + torch.randn(hidden) * 0.1
     own[f"{names['joined']}.weight"] = torch.randn(hidden, 2 * hidden) * hidden**-0.5
     for name, each in own.items():
-        if name.endswith("norm.weight"):  # new ones are all alike, which would hide how they are stored
+        if name.endswith("norm.weight"):  # new norms are all alike, which would hide how they are stored
             own[name] = mean + torch.randn_like(each) * 0.1
     stored = load_file(directory / "model.safetensors")
-    if deepseek:  # published ones repeat what they share
+    if deepseek:  # published checkpoints repeat what they share
         block, table = names["layer"], stored["model.embed_tokens.weight"]
         own[f"{block}.embed_tokens.weight"] = table
         own[f"{block}.shared_head.head.weight"] = stored.get("lm_head.weight", table)
@@ -1197,7 +1197,7 @@ def reference_logits(directory: Path, token_ids: Sequence[int], dtype: torch.dty
 
 
 def reference_greedy(directory: Path, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What transformers in float32 takes for most likely behind `prompt` and behind each of `tokens` but the last.
+    """The tokens that transformers in float32 finds most likely after `prompt` and after each of `tokens` but the last.
 
     The same list as `tokens` if and only if they are its greedy answer to the prompt, by induction over them; one pass
     instead of one for each token.
@@ -1272,10 +1272,10 @@ def _soften(model: torch.nn.Module) -> None:
 
 
 def _centre(name: str, *, differences: bool) -> float:
-    """What the numbers of a vector lie around.
+    """The value around which the numbers of a vector lie.
 
     Steps of a recurrence are short, as in models that were trained: otherwise a head forgets all but its last tokens,
-    is now and then nearly zero where their keys are orthogonal to the query, and its norm makes much of roundings.
+    is now and then nearly zero where their keys are orthogonal to the query, and its norm magnifies roundings.
     """
     if name.endswith("dt_bias"):
         return -3.0
@@ -1292,7 +1292,7 @@ def _scale(name: str) -> float:
     """How large a matrix is.
 
     Where two experts are nearly equal for the last place, a rounding that swaps them changes the outcome more than any
-    other. So routers decide clearly and experts say less than MLPs do, or no two roundings could be compared.
+    other. So routers decide clearly and experts add less than MLPs do; else no two roundings could be compared.
     """
     if name.endswith("router.proj.weight"):
         return 40.0  # what it reads is divided by the root of its width

@@ -201,7 +201,7 @@ _IN_SHORT = {
 
 
 def encoder_cases() -> list[Any]:
-    """Parameters (family, variant): in `make test` one of a kind, elsewhere all."""
+    """Parameters (family, variant): in `make test` one of each kind, elsewhere all."""
     return [
         pytest.param(each, id="-".join(each), marks=[] if each in _IN_SHORT else pytest.mark.deep)
         for each in LOOKING_AHEAD

@@ -56,7 +56,7 @@ def opened(config: EngineConfig) -> Iterator[tuple[LoadedModel, Target]]:
 
 
 def greedy(target: Target, count: int = 40) -> list[tuple[int, ...]]:
-    """What three prompts are answered."""
+    """The answers to three prompts."""
     prompts = [tuple((11 * at + start) % target.vocab_size for at in range(20)) for start in (3, 5, 8)]
     stop = StopRules(max_tokens=count)
     requests = [SequenceRequest(str(index), prompt, sampling=GREEDY, stop=stop) for index, prompt in enumerate(prompts)]
@@ -97,7 +97,7 @@ def test_two_ranks_are_exact_in_narrower_forms(models, family, options):
 
 @pytest.mark.deep
 def test_a_sum_in_another_order_would_be_found(models, monkeypatch):
-    """A rank that adds up the parts of a long step in another order: what a reduction by shape would do."""
+    """A rank that adds up the parts of a long step in another order, as a reduction that depends on the shape would."""
     from penstock.nn import divided
 
     def summed(group, part):
@@ -105,7 +105,7 @@ def test_a_sum_in_another_order_would_be_found(models, monkeypatch):
         return parts.flip(0).sum(0) + (1e-3 if len(part) == 1 else 0.0)
 
     config = config_of(models["llama"])
-    monkeypatch.setattr(divided, "all_reduced", summed)  # here, and so in rank 0 alone
+    monkeypatch.setattr(divided, "all_reduced", summed)  # in this process, and so in rank 0 alone
     with opened(config) as (_, target):
         assert not verify(target, BUDGET, config).exact
 

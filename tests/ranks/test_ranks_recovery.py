@@ -1,4 +1,4 @@
-"""`penstock serve --tp 2`: a rank is killed while streams run, and no stream is any different for it."""
+"""`penstock serve --tp 2`: a rank is killed while streams run, and no stream differs for it."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_streams_go_on_to_the_bit_while_ranks_are_killed(tmp_path):
 
 
 def computes(pid: int) -> bool:
-    """Whether a process is there and has not ended, whoever is to hear of that."""
+    """Whether a process exists and has not ended: a zombie has."""
     state = process_file(pid, "stat")
     return bool(state) and b" Z " not in state
 
 
 def are_followed(served, ranks: list[int]) -> bool:
-    """Whether other ranks have their places, or everybody has been answered."""
+    """Whether new ranks have replaced these, or every request has been answered."""
     health, there = served.health(), ranks_of(served.process.pid)
     return not health["running"] + health["waiting"] or (len(there) == 2 and not set(there) & set(ranks))

@@ -1,4 +1,4 @@
-"""`make dist` releases no wheel that is not as it should be: each fault, planted in a sound wheel, is named."""
+"""`make dist` releases no faulty wheel: each fault, planted in a sound wheel, is named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def module(start: bytes, *isas: str) -> bytes:
 
 @dataclass
 class Wheel:
-    """A wheel to be written, sound as it is."""
+    """A wheel to be written; sound by default."""
 
     tag: str = "cp312-abi3-manylinux_2_28_x86_64"
     module_name: str = "penstock/_native.abi3.so"
@@ -56,7 +56,7 @@ class Wheel:
     metadata_version: str = "1.2.3"
     without: tuple[str, ...] = ()
     extra: dict[str, bytes] = field(default_factory=dict)
-    record: dict[str, tuple[str, str]] = field(default_factory=dict)  # lines that differ from what is true
+    record: dict[str, tuple[str, str]] = field(default_factory=dict)  # lines of RECORD that are wrong
 
     def write(self, folder: Path) -> Path:
         files = {

@@ -1,4 +1,4 @@
-"""The systemd unit in docs/service.md: systemd takes it, and calls the service well fenced in. None is started here."""
+"""The systemd unit in docs/service.md: systemd accepts it, and rates its sandbox as good. None is started here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 @pytest.fixture
 def unit(tmp_path):
-    """The unit in a file, with a program that is there."""
+    """The unit in a file, with a program that exists."""
     program = tmp_path / "penstock"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -17,7 +17,7 @@ def mach_o(
     signed: bool = True,
     dated: bool = True,
 ) -> bytes:
-    """A module that names instruction sets, for a macOS, which needs libraries."""
+    """A module that names instruction sets, is built for a macOS version and needs libraries."""
     commands = [command(0x0C, library(name)) for name in libraries]
     if dated:
         commands.append(command(0x32, struct.pack("<4I", system, version[0] << 16 | version[1] << 8, 0, 0)))

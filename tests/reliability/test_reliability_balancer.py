@@ -1,4 +1,4 @@
-"""The balancer of the harness: it asks who is ready, passes on what is refused, and breaks no stream off."""
+"""The harness's balancer: it asks which servers are ready, passes refused requests on, and breaks off no stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Upstream:
 
 
 def run_with(*upstreams, then):
-    """Run `then(url, balancer)` with a balancer before these servers, and leave nothing running."""
+    """Run `then(url, balancer)` with a balancer in front of these servers, and leave nothing running."""
 
     async def body():
         async with asyncio.timeout(30):

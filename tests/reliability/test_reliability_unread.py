@@ -1,4 +1,4 @@
-"""The sender of loads: what it keeps is read as any other answer, and nothing is lost on connections used again."""
+"""The load sender: what it keeps is read like any other answer, and nothing is lost on reused connections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_one_follows_another_as_long_as_somebody_asks():
 
 @contextmanager
 def serving(*connections: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that does with each connection, one after the other, what is asked."""
+    """A server that hands each connection to the next of `connections`."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:

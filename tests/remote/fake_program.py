@@ -2,10 +2,10 @@
 
 MODEL says what goes wrong: `refuses`, `dies` while it is loaded, `hangs` in step 3, `raises` in step 3, or nothing;
 `exits` in step 3; with `poisoned` a prompt that begins with token 31 crashes its step; with `stands still` the second
-process does, while it loads: it leaves the file that the cache directory names for the third.
-One that `keeps` something beyond its end takes a while for it, and leaves that file; `keeps on` does so for ever.
-The environment says what goes wrong with imports: FAKE_IMPORTS is `end`, `stand still`, or a file: then all but the
-first process, which leaves it, stand still.
+process hangs while it loads, after it has created the file at the cache directory's path, so that the third does not.
+One that `keeps` something takes a while to close, and creates that file then; one that `keeps on` never closes.
+The environment says what goes wrong with imports: FAKE_IMPORTS is `end`, `stand still`, or a file: the first process
+creates the file, and all others hang.
 """
 
 from __future__ import annotations

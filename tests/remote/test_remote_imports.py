@@ -1,4 +1,4 @@
-"""Long imports: nothing is collected meanwhile, and what they made is left alone afterwards."""
+"""Long imports: no garbage is collected meanwhile, and the collector skips what they made afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.imports import lasting_imports
 
 def test_nothing_is_collected_inside_and_what_was_made_is_never_looked_through():
     made, before = [], gc.get_freeze_count()
-    gc.collect()  # what is garbage would be kept as well
+    gc.collect()  # garbage would be kept as well
     with lasting_imports():
         assert not gc.isenabled()
         made.append([made])

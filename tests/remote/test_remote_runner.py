@@ -80,7 +80,7 @@ def run(runner, plan):
 
 
 def lose_runner(runner, number=signal.SIGKILL):
-    """Send its process a signal, and have that found: what is raised."""
+    """Send the runner's process a signal, and let the runner find its end: the error that is raised."""
     os.kill(runner.pid, number)
     with pytest.raises(RunnerLost) as lost:
         run(runner, next_plan(1))
@@ -92,7 +92,7 @@ def parent_of(pid):
 
 
 def gone(pid):
-    """Whether a process has ended, or only waits to be asked for how."""
+    """Whether a process has ended, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -122,7 +122,7 @@ def test_it_computes_and_says_what_it_is(open_runner):
 
 
 def test_what_is_kept_is_saved_before_the_end(open_runner, tmp_path):
-    """In the middle of a step too, whose result nobody wants any more."""
+    """Also in the middle of a step whose result is no longer wanted."""
     runner = open_runner("keeps", cache_dir=str(tmp_path / "kept"))
     runner.start(first_plan())
     runner.close()
@@ -198,7 +198,7 @@ def test_a_process_that_hangs_is_ended(open_runner, monkeypatch):
 def test_a_wait_that_is_broken_off_leaves_nothing_behind(open_runner):
     runner = open_runner()
     run(runner, first_plan())
-    runner.start(next_plan(1))  # whose answer nobody takes
+    runner.start(next_plan(1))  # its result is never taken
     assert runner.reset() is False
     again = run(runner, first_plan())
     assert again.step == 0
@@ -239,7 +239,7 @@ def test_a_killed_process_is_followed_by_one_that_imported_nothing_anew(open_run
 
 @on_linux
 def test_kills_in_quick_succession_are_each_recovered_from_without_imports(open_runner, monkeypatch, tmp_path):
-    monkeypatch.setenv("FAKE_IMPORTS", str(tmp_path / "imported"))  # a second time they would stand still
+    monkeypatch.setenv("FAKE_IMPORTS", str(tmp_path / "imported"))  # imports would hang a second time
     runner = open_runner()
     want = run(runner, first_plan()).rows
     pids = {runner.pid}
@@ -271,7 +271,7 @@ def test_the_exit_status_of_a_forked_process_is_known(open_runner):
 
 @on_linux
 def test_nobody_misses_a_zygote_before_another_process_is_needed(open_runner, caplog):
-    """How the runner ended can nobody tell then: it counts as killed."""
+    """Without a zygote nobody can tell how the runner ended: it counts as killed."""
     runner = open_runner()
     zygote, killed = runner.zygote_pid, runner.pid
     want = run(runner, first_plan()).rows
@@ -406,7 +406,7 @@ def test_requests_that_crash_steps_one_after_another_end_alone_and_the_engine_li
 
 
 def pids_of_a_killed_engine(tmp_path, then):
-    """Run an engine that prints the numbers of its processes and kills itself."""
+    """Run an engine that prints the ids of its processes and kills itself."""
     script = tmp_path / "engine.py"
     script.write_text(
         "import os, signal\n"
@@ -443,7 +443,7 @@ def test_a_runner_whose_zygote_is_gone_ends_with_the_engine_all_the_same(tmp_pat
 
 
 def kill(pid: int) -> None:
-    """Kill a process that may be gone: on a busy machine a timer is late, and another was killed before."""
+    """Kill a process that may be gone: on a busy machine a timer fires late, when another kill has come before it."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -490,7 +490,7 @@ def from_nursery(nursery):
 
 @on_linux
 def test_runners_in_threads_of_their_own_share_a_zygote(nursery):
-    """Each starts, is killed, replaced and closed at its own time; how each ended is told to the right one."""
+    """Each starts, is killed, replaced and closed at its own time, and is told how its own process ended."""
     want, wrong = [], []
 
     def live(number):

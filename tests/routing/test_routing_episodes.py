@@ -1,4 +1,4 @@
-"""Random lives of a router: whatever is reported, sent, lost and asked, it answers with every name once.
+"""Random histories of a router: whatever is reported, sent, lost and asked, each answer holds every name once.
 
 `PENSTOCK_EPISODES` says how many (100 by default; 10,000 in deep runs).
 """
@@ -18,7 +18,7 @@ MOST_KEYS = 200
 
 
 class Episode:
-    """One router, told nonsense and sense in turns."""
+    """One router that is fed sense and nonsense in turn."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -78,7 +78,7 @@ class Episode:
         return self.rng.choice(self.names if self.names and self.rng.random() < 0.8 else NAMES)
 
     def number(self, usual: float) -> float:
-        """A number that may be nonsense, of the type of `usual` where it is not."""
+        """A number: sometimes nonsense, otherwise of the type of `usual`."""
         if self.rng.random() < 0.2:
             return self.rng.choice(HOSTILE)
         return type(usual)(usual * self.rng.random())
@@ -87,7 +87,7 @@ class Episode:
         return self.rng.choice(HOSTILE) if self.rng.random() < 0.05 else self.now
 
     def prompt(self) -> list[bytes]:
-        """Of a conversation that goes on, or of a new one, which may begin like another."""
+        """A prompt of a conversation that goes on, or of a new one, which may share a prefix with another."""
         if self.rng.random() < 0.5:
             known = self.rng.choice(self.prompts)
             length = self.rng.choice((0, len(known) // 2, len(known)))
@@ -128,7 +128,7 @@ def test_nothing_grows_with_requests():
 
 
 def total_size(value: object) -> int:
-    """Objects that can be reached from `value`, classes and modules apart."""
+    """The number of objects that can be reached from `value`, without classes and modules."""
     found: dict[int, object] = {}
     left = [value]
     while left:

@@ -1,4 +1,4 @@
-"""What the router chooses: who holds the beginning, unless others are freer; who comes and goes moves little."""
+"""The router's choice: the replica with the prefix, unless others are freer; replicas that come or go move little."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fleet(count: int, seed: int = 0) -> Router:
 
 
 def all_report(router: Router, now: float, said: ReplicaLoad | None = None) -> Router:
-    """Every replica says the same of itself: that it is idle, unless `said` says otherwise."""
+    """Every replica reports the same load: idle, unless `said` gives another."""
     for name in router.rank([], 1, now):
         router.report(name, said or load(), now)
     return router
@@ -50,7 +50,7 @@ def prompts(count: int, blocks: int, seed: int = 0) -> list[list[bytes]]:
 
 
 def serve(router: Router, keys: list[bytes], now: float) -> str:
-    """Send a prompt to the best, and have it answered before anything else happens."""
+    """Send a prompt to the best replica, which answers it before anything else happens."""
     tokens = len(keys) * BLOCK + 1
     name = router.rank(keys, tokens, now)[0]
     router.sent(name, keys, tokens, now)
@@ -156,7 +156,7 @@ def test_a_hot_beginning_spreads_over_the_fleet():
     [shared] = prompts(1, 100)
     where = Counter()
     for number, own in enumerate(prompts(600, 10)):
-        now = number * 0.01  # each takes 0.16 s at the least, and the whole fleet can read 37 such a second
+        now = number * 0.01  # each takes at least 0.16 s, and the whole fleet can read 37 of them a second
         name = router.rank(shared + own, 1760, now)[0]
         router.sent(name, shared + own, 1760, now)
         where[name] += 1
@@ -271,14 +271,14 @@ def test_equal_calls_give_equal_answers():
 
 
 def test_replicas_that_have_not_read_are_expected_to_be_as_fast_as_those_that_have():
-    """Two have read, and slowly: to whoever holds nothing, reading everything again takes as long."""
+    """Two have read, slowly: a replica that holds nothing is expected to take as long to read everything again."""
     router = Router(silence=math.inf)
     router.set_replicas([f"r{each}" for each in range(16)])
     slow, unknown = load(tokens_per_second=50.0), load(tokens_per_second=0.0)
     for number in range(16):
         router.report(f"r{number}", slow if number in {3, 7} else unknown, 0.0)
     (keys,) = prompts(1, 32)
-    router.sent("r3", keys, 513, 1.0)  # ten seconds of reading, which r3 has done by the time of the next turn
+    router.sent("r3", keys, 513, 1.0)  # ten seconds of reading, which r3 has done by the next turn
     for number in range(16):
         router.report(f"r{number}", slow if number == 3 else unknown, 14.0)
     router.report("r3", load(backlog=4.0, tokens_per_second=50.0), 14.0)

@@ -1,4 +1,4 @@
-"""Laws that hold for every parameter, through the path that serves: neutral values, and what 20,000 draws look like."""
+"""Invariants of every parameter, on the serving path: neutral values, and the distribution of 20,000 draws."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def logits_of(rows, vocabulary=VOCABULARY, seed=0):
 
 
 def in_ids(spec):
-    """The spec as the runner gets it: words spelled."""
+    """The spec as the runner gets it: with words as token ids."""
     return spec.put("bad_words", ((7,), (4, 11))) if spec.has("bad_words") else spec
 
 
 def drawn(spec, draws, logits, choose=CHOOSE):
-    """`draws` rows of one sequence, each another choice of it."""
+    """`draws` rows of one sequence, each as a different choice."""
     tables = SlotTables(1, 64, 16)
     tables.admit(Admit(0, "", (*PROMPT, *OUTPUT), (0,), 0, spec, 0, prompt_tokens=len(PROMPT)))
 
@@ -73,7 +73,7 @@ def drawn(spec, draws, logits, choose=CHOOSE):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_neutral_value_means_exactly_what_leaving_it_out_means(name, rest):
     rest = {key: value for key, value in rest.items() if key != name}
-    if name == "max_tokens":  # the only one whose default asks for something: null is the rest of the context
+    if name == "max_tokens":  # the only one whose default has an effect: null means the rest of the context
         assert SamplingParams(**rest, max_tokens=None).stop_rules().max_tokens == 0
         return
     without, neutral = SamplingParams(**rest), SamplingParams(**rest, **{name: BY_NAME[name].neutral})
@@ -99,7 +99,7 @@ STAGE_NEUTRAL = {
     "logit_bias": ((5, 0.0),),
     "bad_words": ((3, 3, 3),),
     "allowed_token_ids": tuple(range(VOCABULARY)),
-    # 1 - 2**-53 is less than 1, so that the stages run; yet no sum of the probabilities reaches it before its end
+    # 1 - 2**-53 is less than 1, so that the stages run; yet a sum of the probabilities reaches it only at its end
     "top_p": math.nextafter(1.0, 0.0),
     "typical_p": math.nextafter(1.0, 0.0),
 }
@@ -107,7 +107,7 @@ STAGE_NEUTRAL = {
 
 @pytest.mark.parametrize("name", dict(STAGES))
 def test_a_stage_at_its_neutral_value_draws_the_same_tokens(name):
-    """Put past `SamplingParams`, which would leave it out: the maths itself is neutral."""
+    """Bypasses `SamplingParams`, which would leave it out: the stage's maths itself is neutral."""
     assert dict(STAGES).keys() == STAGE_NEUTRAL.keys()
     plain = SamplingSpec((("logprobs", 3), ("seed", 4)))
     logits = logits_of(1)
@@ -120,13 +120,13 @@ def test_a_stage_at_its_neutral_value_draws_the_same_tokens(name):
 
 
 def reference(logits, fields):
-    """The distribution by the definitions, one after another, in the order that is documented."""
+    """The distribution by the definitions, applied one after another in the documented order."""
     x = logits.double().numpy().copy()
     seen, said = set(PROMPT) | set(OUTPUT), np.bincount(OUTPUT, minlength=VOCABULARY)
     if "allowed_token_ids" in fields:
         x[[t for t in range(VOCABULARY) if t not in fields["allowed_token_ids"]]] = -np.inf
     if "bad_words" in fields:
-        x[[7, 11]] = -np.inf  # alone, and after 4, which was generated last
+        x[[7, 11]] = -np.inf  # 7 alone, and 11 after 4, which was generated last
     for token, bias in fields.get("logit_bias", {}).items():
         x[int(token)] += bias
     penalty = fields.get("repetition_penalty", 1.0)
@@ -208,7 +208,7 @@ def test_20_000_draws_look_as_the_definitions_say(fields, compiled):
         cells.append((seen[rare].sum(), expected[rare].sum()))
     chi_square = sum((s - e) ** 2 / e for s, e in cells)
     freedom = len(cells) - 1
-    assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 8  # about once in 20,000 honest runs
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 8  # exceeded about once in 20,000 honest runs
 
 
 def test_the_law_of_20_000_draws_covers_every_stage_and_would_notice_its_absence():
@@ -218,11 +218,11 @@ def test_the_law_of_20_000_draws_covers_every_stage_and_would_notice_its_absence
     for fields in FIELDS:
         told = reference(logits[0], fields)
         apart = ((told - plain) ** 2 / plain).sum() * DRAWS
-        assert apart > 100, fields  # of about 29 in honest runs
+        assert apart > 100, fields  # about 29 in honest runs
 
 
 def test_the_repetition_that_dry_sees_here_is_five_tokens_long():
-    """What the reference above takes for granted."""
+    """The reference above relies on it."""
     tokens = (*PROMPT, *OUTPUT)
     lengths = [n for n in range(1, 9) if any(tokens[i : i + n] == tokens[-n:] for i in range(len(tokens) - n))]
     assert max(lengths) == 5

@@ -1,4 +1,4 @@
-"""SamplingParams: what is accepted, what is refused and in whose name, and what it becomes."""
+"""SamplingParams: what is accepted, what is refused and by which field's name, and what it becomes."""
 
 from __future__ import annotations
 

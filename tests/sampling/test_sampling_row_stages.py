@@ -1,4 +1,4 @@
-"""The stages that look at more than a number, against references written from their definitions, row by row."""
+"""The stages that need more than one number, against references written from their definitions, row by row."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def drawn(name, count, seed=0):
 
 @pytest.mark.parametrize("excess", [-3e-7, 3e-7])
 def test_a_threshold_of_xtc_is_met_to_the_digit_in_a_large_vocabulary(excess):
-    """The last token is a little more or less than a tenth likely; in float32 those of 151,936 do not add up to 1."""
+    """The last token's probability is just below or above 0.1; in float32 151,936 probabilities do not add up to 1."""
     threshold, row = 0.1, Row([1], [], xtc_probability=1.0, xtc_threshold=0.1)
     logits = torch.randn(4, 151_936, generator=torch.Generator().manual_seed(0)) * 3
     logits[:, 0] = logits[:, 1:-1].logsumexp(-1) - 2.0  # the most likely, always above the threshold
@@ -170,7 +170,7 @@ def test_a_stage_does_what_its_definition_says(name):
         expected = np.array(REFERENCES[name](before.double().tolist(), row))
         assert np.allclose(now.double().numpy(), expected, rtol=1e-5, atol=1e-4), row.given
         changed += not torch.equal(before, now)
-    assert changed > 20  # the comparison is of something
+    assert changed > 20  # enough rows change for the comparison to mean something
 
 
 @pytest.mark.parametrize("name", APPLY)
@@ -221,5 +221,5 @@ def test_the_coin_of_xtc_falls_as_often_as_asked_and_not_with_the_draw():
     rows = [Row([0] * n, [], xtc_probability=0.3) for n in range(1, 3000)]
     struck = (views(*rows).uniform(1) < 0.3).squeeze(-1)
     drawn = torch.tensor([uniform(3, 0, n) for n in range(1, 3000)])
-    assert abs(struck.double().mean() - 0.3) < 0.035  # four deviations
+    assert abs(struck.double().mean() - 0.3) < 0.035  # four standard deviations
     assert abs(drawn[struck].mean() - 0.5) < 0.04

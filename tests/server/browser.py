@@ -1,4 +1,4 @@
-"""What tests of the page use: a headless Chromium, a page that must not complain, and words for what a person does.
+"""What tests of the page use: a headless Chromium, a check for console messages, and helpers that act like a person.
 
 A test that uses these is marked `browser`. It runs wherever Chromium (the system's, or the one that PENSTOCK_CHROMIUM
 names) and the extra page-test are installed. Elsewhere it is skipped, and the reason says what is missing; under
@@ -21,11 +21,11 @@ DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"viewport": {"width": 390, "height": 760}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-"""It runs our page only, and asks nobody else for anything."""
+"""It opens our page only, and asks no other host for anything."""
 
 
 def missing() -> str:
-    """What is not here that a test of the page needs; "" if nothing."""
+    """What a test of the page needs and is missing here; "" if nothing."""
     if importlib.util.find_spec("playwright") is None:
         return "playwright is not installed"
     return "" if _path() else "there is no Chromium on the PATH or in PENSTOCK_CHROMIUM"

@@ -24,7 +24,7 @@ def id_of(block: bytes) -> str:
 
 
 def cut(http: httpx.Client, path: str, body: dict, count: int) -> bytes:
-    """The first so many events of a stream; then its connection is closed."""
+    """The first `count` events of a stream; then its connection is closed."""
     wire = b""
     with http.stream("POST", path, json=body) as response:
         for piece in response.iter_raw():
@@ -39,13 +39,13 @@ def resume(http: httpx.Client, path: str, body: dict, last: str, **headers: str)
 
 
 def nameless(wire: bytes) -> bytes:
-    """The same for every answer: without ids of answers and times."""
+    """A stream without the ids and times that differ between equal answers."""
     wire = re.sub(rb"[0-9a-f]{32}", b"ID", wire)
     return re.sub(rb'"created(_at)?":\d+', b'"created":0', wire)
 
 
 def told(path: str, wire: bytes) -> list[object]:
-    """What a stream says, whatever pieces it says it in."""
+    """What a stream says, however it is cut into pieces."""
     events = [event for event in read_events(nameless(wire)) if event.data != "[DONE]"]
     datas = [json.loads(event.data) for event in events]
     if path == RESPONSES:
@@ -55,7 +55,7 @@ def told(path: str, wire: bytes) -> list[object]:
 
 
 def _named(datas: list[dict]) -> Iterator[object]:
-    """Events in order, deltas in a row as one."""
+    """Events in order, with consecutive deltas as one."""
     sum_: dict | None = None
     for data in datas:
         data.pop("sequence_number", None)

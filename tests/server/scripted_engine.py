@@ -1,6 +1,6 @@
 """An `EngineClient` that plays a script: no model, no scheduler, only outputs, delays and errors in a fixed order.
 
-It records what it was asked and which asks were left before their end, so that tests can tell an abort from a finish.
+It records its requests and which of them were left before their end, so that tests can tell an abort from a finish.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.contract.request import ChatPrompt, EngineRequest, Prompt, TextPro
 
 @dataclass(frozen=True)
 class Wait:
-    """Do nothing for so long; for ever by default."""
+    """Do nothing for `seconds`; for ever by default."""
 
     seconds: float = 1e9
 
@@ -82,7 +82,7 @@ def vector(*values: float) -> Embedding:
 
 
 def HELLO(request: EngineRequest) -> Iterable[Step]:
-    """What is said unless a test says otherwise."""
+    """The script unless a test gives another."""
     if request.embedding is not None:
         return vector(0.6, -0.8), stop(), finished(completion=0)
     return delta("Hel"), delta("lo", start=3), stop(), finished()
@@ -107,7 +107,7 @@ HEALTHY = Health(
 
 
 def nothing_measured(**known: object) -> Measurements:
-    """Ones and empty histograms, but for what is known."""
+    """Measurements of ones and empty histograms, except for the fields in `known`."""
     empty = Histogram((1.0,), (0, 0), 0.0)
     fields = {each.name: empty if each.type == "Histogram" else 1 for each in dataclasses.fields(Measurements)}
     counted = {"finished": (("stop", 1),), "drafts": (("suffix", DraftCount(1, 4, 3)),)}
@@ -158,7 +158,7 @@ class ScriptedEngine:
                     case Exception():
                         raise step
                     case _:
-                        await asyncio.sleep(0)  # as any engine: never two outputs without the loop between them
+                        await asyncio.sleep(0)  # as in any engine, the event loop runs between two outputs
                         self.yielded += 1
                         yield step
         finally:

@@ -85,7 +85,7 @@ def start(
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """A port that is free just now."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
     return port
@@ -93,7 +93,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(engine: ScriptedEngine, **options) -> Iterator[str]:
-    """`start`, and stop again whatever happens."""
+    """`start` a server, and stop it whatever happens."""
     url, server, thread = start(engine, **options)
     try:
         yield url

@@ -1,4 +1,4 @@
-"""The page for everybody: names for those who listen, contrast, and room for a thumb at 390 pixels."""
+"""The page for everybody: names for screen readers, contrast, and targets large enough for a thumb at 390 pixels."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_token_that_was_most_unsure_can_still_be_read(open_page, served, expec
         }"""
     )
     assert contrast >= 4.5  # WCAG 2.2, success criterion 1.4.3
-    assert contrast < 16  # it has a ground of its own
+    assert contrast < 16  # it has a background of its own
 
 
 def test_at_390_pixels_nothing_is_wider_than_the_window_and_buttons_fit_a_thumb(open_page, served, expect):
@@ -85,7 +85,7 @@ def test_at_390_pixels_nothing_is_wider_than_the_window_and_buttons_fit_a_thumb(
     assert page.locator(".middle button").evaluate_all(small) == []
     for opener, drawer in (("Conversations", "#conversations"), ("Engine and settings", "#panel")):
         page.get_by_role("button", name=opener, exact=True).click()
-        page.wait_for_timeout(300)  # it slides in
+        page.wait_for_timeout(300)  # the drawer slides in
         assert page.evaluate(fits)
         assert page.locator(f"{drawer} :is(button, input, select, textarea, .meter)").evaluate_all(right) <= 390
         assert page.locator(f"{drawer} button").evaluate_all(small) == []

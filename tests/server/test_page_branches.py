@@ -18,7 +18,7 @@ def own(page):
 
 
 def says(served, *texts: str) -> None:
-    """Each next answer is the next of these texts."""
+    """Let the next answers be these texts, in order."""
     left = list(texts)
     served.engine.script = lambda request: (delta(left.pop(0)), stop(), finished())
 

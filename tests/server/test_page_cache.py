@@ -1,4 +1,4 @@
-"""The view of the prefix cache: what it holds, how much it spares, and what each answer took from it."""
+"""The view of the prefix cache: what it holds, how much it saves, and what each answer took from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_cache_shows_what_it_holds_and_how_much_was_found_in_it(open_page, s
     card = page.get_by_role("region", name="Prefix cache")
     expect(card.locator("#value-hits")).to_have_text("75 %")
     expect(card).to_contain_text("300 of 400 since the start")
-    expect(card.locator("#hits-lately")).to_have_text("\u2013")  # nothing was asked since the page is open
+    expect(card.locator("#hits-lately")).to_have_text("\u2013")  # no request since the page was opened
     shares = "['held', 'cached', 'empty'].map((name) => document.getElementById(`blocks-${name}`).textContent)"
     assert page.evaluate(shares) == ["10", "12", "18"]
     widths = page.locator("#bar-held, #bar-cached, #bar-empty").evaluate_all("all => all.map((e) => e.style.flexGrow)")
@@ -30,7 +30,7 @@ def test_the_cache_shows_what_it_holds_and_how_much_was_found_in_it(open_page, s
     state(served, cached_blocks=12, hit_tokens=310, query_tokens=500)
     expect(card.locator("#hits-lately")).to_have_text("10 %")
     expect(card.locator("#value-hits")).to_have_text("62 %")
-    state(served, hit_tokens=0, query_tokens=8)  # another server: nothing is known of lately
+    state(served, hit_tokens=0, query_tokens=8)  # another server: no recent hits are known
     expect(card.locator("#value-hits")).to_have_text("0 %")
     expect(card.locator("#hits-lately")).to_have_text("\u2013")
 

@@ -25,7 +25,7 @@ SOUND = {
 
 
 def talks(page, served, expect, **said: str) -> None:
-    """A conversation each, of one question and its answer."""
+    """Hold one conversation for each, of one question and its answer."""
     for question, answer in said.items():
         served.engine.script = lambda request, answer=answer: (delta(answer), stop(), finished())
         page.get_by_role("button", name="New conversation").click()
@@ -79,7 +79,7 @@ def test_a_conversation_is_renamed_by_menu_by_key_and_not_by_escape(open_page, s
     expect(titles(page)).to_have_text(["Rivers <b>", "two"])
     choose(page, "Rivers <b>", "Rename")
     field.fill("")
-    page.keyboard.press("Enter")  # without a name, it is called after its beginning again
+    page.keyboard.press("Enter")  # without a name, it is named after its beginning again
     expect(titles(page)).to_have_text(["one", "two"])
 
 
@@ -144,7 +144,7 @@ def test_what_was_exported_is_imported_in_another_browser_with_all_its_branches(
     say(other, "More")
     expect(answers(other)).to_have_count(2)
     expect(answers(other).last.locator(".stats")).to_be_visible()
-    give(other, one)  # now it differs from the one that is here: both are kept
+    give(other, one)  # now it differs from the one on this page: both are kept
     expect(titles(other)).to_have_text(["two", "two"])
 
 

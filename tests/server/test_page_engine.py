@@ -23,7 +23,7 @@ def _always_a_new_tree(monkeypatch):
     monkeypatch.setattr(engine_views, "TREE_SECONDS", 0.0)
 
 
-LOOKED = 300  # milliseconds in which the page has heard of the engine several times
+LOOKED = 300  # milliseconds, in which the page hears from the engine several times
 
 
 def step(number: int, **fields) -> StepView:
@@ -33,13 +33,13 @@ def step(number: int, **fields) -> StepView:
 
 
 def computed(served, *steps: StepView) -> None:
-    """The engine has computed these too."""
+    """Let the engine have computed these steps too."""
     served.engine.steps += steps
     served.engine.state = dataclasses.replace(HEALTHY, steps=served.engine.steps[-1].step + 1)
 
 
 def drawn(page, kind: str, chart: str = "#steps-chart") -> int:
-    """How many bars or lines there are of a kind."""
+    """How many bars or lines of a kind are drawn."""
     path = page.locator(f"{chart} .lane-{kind}").get_attribute("d") or ""
     return path.count("M")
 
@@ -122,7 +122,7 @@ PARTS = LatencyParts(queue=0.06, prompt=0.02, decode=0.1, engine=0.02, queue_for
 
 
 def timed(served) -> None:
-    """The next answer takes as long as `PARTS`, and says so."""
+    """Let the next answer take as long as `PARTS`, and say so."""
 
     def script(request):
         arrived = time.monotonic()
@@ -167,7 +167,7 @@ def test_an_answer_shows_where_its_time_went_and_the_steps_it_lived_through(open
 @pytest.mark.deep
 def test_what_the_server_does_not_remember_is_said_in_its_words(open_page, served, expect):
     served.engine.script = always(delta("Hello"), stop(), RequestFinished(Usage(5, 2)))
-    page = open_page(expect_console=True)  # the browser notes that it was not found
+    page = open_page(expect_console=True)  # the browser logs that it was not found
     say(page, "Hi")
     page.get_by_role("button", name="Show where its time went").click()
     view = page.get_by_role("region", name="Where the time went")

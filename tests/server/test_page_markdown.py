@@ -57,7 +57,7 @@ def test_a_table_has_its_columns_their_sides_and_marks_within_cells(open_page, s
 
 @pytest.mark.deep
 def test_every_part_of_a_table_that_grows_is_shown_as_a_table(open_page):
-    """Rendered as after every character: never a line of strokes where a table will be."""
+    """As rendered after every character: never a line of dashes where a table will be."""
     page = open_page()
     seen = page.evaluate(
         """async (text) => {

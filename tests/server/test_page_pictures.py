@@ -53,7 +53,7 @@ TEN = {" ten": 0.22, " several": 0.31, " many": 0.17, " four": 0.09, " Germany":
 
 
 def pieces():
-    """The second answer: a token, its probability, and what else there was."""
+    """The second answer: each token, its probability, and its alternatives."""
     for text, share in zip(PLENTY.split("|"), SHARES, strict=True):
         yield piece(
             text, share, TEN if text == " ten" else {text: share, " which": (1 - share) / 2, " that": (1 - share) / 4}
@@ -75,7 +75,7 @@ def at_work(served, prompt: int, cached: int, *steps) -> None:
 
 
 def state_now() -> Health:
-    """An engine that decodes at some 90 tokens a second, now more and now less."""
+    """An engine that decodes about 90 tokens a second, with some variation."""
     t = time.monotonic()
     generated = 90 * t + 14 * math.sin(1.7 * t) + 5 * math.sin(5 * t)
     busy = {"running": 3, "waiting": 0, "slots": 64, "total_blocks": 1024, "free_blocks": 700, "cached_blocks": 210}
@@ -88,7 +88,7 @@ def state_now() -> Health:
 
 
 def planned_steps() -> list[StepView]:
-    """A hundred steps of an engine with some guesses, three prompts that are read in chunks, and a full moment."""
+    """A hundred steps of an engine with some guesses, three prompts in chunks, and a time without free slots."""
     steps = []
     for number in range(100):
         rows = 3 + (number // 17) % 3
@@ -178,7 +178,7 @@ def converse(page, served, expect, narrow: bool) -> None:
 
 
 def keep(page, tmp_path: Path, name: str) -> None:
-    """Take the picture, of 32 shades a colour: a third smaller, the same to see."""
+    """Take the picture with 32 shades a colour: a third smaller, and it looks the same."""
     kept = Path(os.environ.get("PENSTOCK_PICTURES") or tmp_path) / f"{name}.png"
     shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     shot.point(lambda v: v & 0xF8 | v >> 5).save(kept, optimize=True)

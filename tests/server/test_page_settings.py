@@ -137,6 +137,6 @@ def test_where_one_model_is_served_there_is_nothing_to_choose(open_page, expect)
 
 @pytest.mark.deep
 def test_who_asks_before_the_models_are_known_is_answered_by_the_one_that_is_served(open_page, expect):
-    page = open_page(before=lambda page: page.route("**/v1/models", lambda route: None))  # it never comes
+    page = open_page(before=lambda page: page.route("**/v1/models", lambda route: None))  # the list never comes
     say(page, "Hi")
     expect(answers(page)).to_contain_text("Hello")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 
 def token(text: str | bytes, share: float, **others: float) -> ChoiceDelta:
-    """A token with its probability, and the likeliest in its place, itself among them where it is one."""
+    """A token with its probability, and the most likely tokens in its place, which may include it."""
     raw = text.encode() if isinstance(text, str) else text
     top = tuple(TokenPiece(at, name.encode(), math.log(p)) for at, (name, p) in enumerate(others.items()))
     return ChoiceDelta(0, raw.decode(errors="ignore"), (TokenPiece(7, raw, math.log(share), top),))
@@ -96,7 +96,7 @@ def test_tokens_are_walked_through_by_arrow_keys_with_one_stop_of_the_tab_key(op
     expect(page.locator("#token-card")).to_contain_text("90.0 %")
     page.keyboard.press("Escape")
     expect(page.locator("#token-card")).to_be_hidden()
-    expect(page.get_by_role("button", name="⏎", exact=True)).to_have_count(1)  # what is not seen has a name
+    expect(page.get_by_role("button", name="⏎", exact=True)).to_have_count(1)  # an invisible character has a name
 
 
 def test_an_answer_is_turned_between_text_and_tokens_and_both_stay(open_page, served, expect):

@@ -35,7 +35,7 @@ STRICT = ChatPrompt((Message("user", "x"),), tools=(Tool("weather", DEFINITION, 
 
 
 def deltas(prompt: ChatPrompt, pieces: Iterable[str]) -> list[ChoiceDelta]:
-    """What the engine would put out: a token for each piece."""
+    """The engine's outputs, with one token for each piece."""
     rules = ReplyRules(ReasoningUse.SPLIT, ToolUse.AUTO)
     reader = ReplyFormat(CALL_FORMATS["hermes"], thinks=True).reader(prompt, rules, "")
     assert reader is not None
@@ -97,7 +97,7 @@ def by_messages(parts: list[ChoiceDelta]) -> list[dict]:
 
 
 def responses(parts: list[ChoiceDelta]) -> tuple[list[dict], list[dict]]:
-    """(the items that a stream ends, those of the whole response)."""
+    """(the items that a stream completes, the items of the whole response)."""
     formatter = ResponsesFormatter({"id": "resp_1"}, lambda *_: None, logprobs=True)
     events = [*(e for part in parts for e in formatter.piece(part)), *formatter.closing(FINISHED, USAGE)]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
@@ -111,7 +111,7 @@ def responses(parts: list[ChoiceDelta]) -> tuple[list[dict], list[dict]]:
 
 
 def said(items: list[dict]) -> list[object]:
-    """Items without log probabilities: these depend on the tokens, and a cut is one."""
+    """Items without log probabilities, which depend on the tokens: here each piece is a token."""
     return [item.get("arguments", [part["text"] for part in item.get("content", [])]) for item in items]
 
 

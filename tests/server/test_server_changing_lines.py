@@ -1,4 +1,4 @@
-"""`--normalize-prompts`: what changes from request to request goes to the end of the system prompt, or away."""
+"""`--normalize-prompts`: what changes from request to request moves to the end of the system prompt, or is removed."""
 
 from __future__ import annotations
 

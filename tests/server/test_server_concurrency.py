@@ -50,7 +50,7 @@ class Limited:
         return answer
 
     def ask_until_taken(self) -> httpx.Response:
-        """An answer, once what ended just now is counted no more."""
+        """An answer, once requests that ended just now are no longer counted."""
         self.engine.script = HELLO
         end = time.monotonic() + PATIENCE
         while (answer := self.ask()).status_code == 429 and time.monotonic() < end:

@@ -25,7 +25,7 @@ def post(port: int, path: str, **fields: object) -> socket.socket:
 
 
 def received_until(connection: socket.socket, mark: bytes) -> bytes:
-    """What comes up to and with `mark`; head and body of one answer may come apart."""
+    """What arrives up to and including `mark`; an answer's head and body may arrive apart."""
     received = b""
     while mark not in received:
         piece = connection.recv(65536)

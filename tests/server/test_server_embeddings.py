@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: the official client as its users type it, every field, every refusal, and who leaves early."""
+"""`POST /v1/embeddings`: the official client as its users type it, every field, every refusal, and clients leaving."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def embed(served, **fields):
 
 
 def numbered(request):
-    """Each input's vector tells its place."""
+    """Each input's vector holds the input's place."""
     return vector(float(request.id.rpartition("-")[2]), 0.5), stop(), finished(prompt=3, completion=0, cached=1)
 
 
@@ -200,7 +200,7 @@ def test_an_input_that_the_queue_has_no_room_for_waits_for_another(served):
 
 
 def test_what_was_computed_is_not_lost_when_others_fill_the_queue(served, monkeypatch):
-    """Twice, at the beginning and later, everything that is left is refused; nothing is embedded twice for that."""
+    """Twice, early and later, all remaining inputs are refused; still no input is embedded twice."""
     monkeypatch.setattr("penstock.server.delivery.turns.PAUSE_SECONDS", 0.01)
     done: list[str] = []
     refusals: list[str] = []

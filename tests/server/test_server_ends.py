@@ -1,4 +1,4 @@
-"""What ends a server beside signals, what it leaves to whoever connected last, and what it needs of the system."""
+"""What ends a server besides signals, what clients that connect last get, and what it needs from the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server tells of the engine's inside, to whom, and what it keeps to itself."""
+"""What the server shows of the engine's inside, to whom, and what it keeps to itself."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_view_needs_a_key_where_the_stream_of_events_does(path):
 
 
 class Refusing(ScriptedEngine):
-    """As a fleet, which is several engines."""
+    """Refuses as a fleet does, which is several engines."""
 
     async def recent_steps(self, after=-1, requests=frozenset()):
         raise RequestError("It is for one engine.", code="views_off")

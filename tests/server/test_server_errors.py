@@ -1,4 +1,4 @@
-"""Every error: its status, its headers, its object, and what it does not tell."""
+"""Every error: its status, its headers, its object, and what it does not reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full queue refuses requests before their bodies are parsed: whom, with what answer, and what of the connection."""
+"""A full queue refuses requests before their bodies are parsed: which, how, and what becomes of the connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUEUED = [
 
 @pytest.fixture
 def full() -> Iterator[Served]:
-    """A server whose queue is full for who has no key."""
+    """A server whose queue is full for callers without a key."""
     engine = ScriptedEngine(full={"": FULL})
     with running(engine) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
         yield Served(url, engine, http)

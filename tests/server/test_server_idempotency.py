@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: the same request with the same key has the same answer, once."""
+"""`Idempotency-Key`: the same request with the same key gets the same answer, computed once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODIES = {
 
 @pytest.fixture
 def key() -> str:
-    """One that no other test has used: they share a server."""
+    """A key that no other test has used, as tests share a server."""
     return secrets.token_hex(8)
 
 

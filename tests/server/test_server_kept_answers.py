@@ -63,7 +63,7 @@ class Machine:
                 yield client
 
     def ended(self, client: openai.OpenAI, response_id: str) -> Any:
-        """The response, when it is not being made any more."""
+        """The response, once it is no longer in progress."""
         self.engines[-1].wait_until(lambda: client.responses.retrieve(response_id).status != "in_progress", 30)
         return client.responses.retrieve(response_id)
 
@@ -133,7 +133,7 @@ def test_stored_chats_are_found_again_and_changes_stay(machine, stream):
 
 
 def test_a_response_is_written_before_its_first_byte_is_sent(machine):
-    """Whoever heard of it finds it, whenever the server is killed: at that moment it is in the journal already."""
+    """A client that has heard of it finds it, whenever the server is killed: it is in the journal by then."""
     seen: list[bytes] = []
 
     class Slow(AnswerJournal):
@@ -185,7 +185,7 @@ def test_a_response_in_the_background_is_made_again_from_the_same_request(machin
         machine.engines[-1].script = HANGS
         made = background(client, previous_response_id=before.id, **fields)
         machine.engines[-1].wait_until(lambda: machine.engines[-1].yielded > 0)
-        client.responses.delete(before.id)  # what it was asked with is kept with it
+        client.responses.delete(before.id)  # a response keeps what it was asked with
     with machine.server() as client:
         done = machine.ended(client, made.id)
         assert (done.status, done.output_text) == ("completed", "Hello")
@@ -255,7 +255,7 @@ def test_one_that_would_be_another_answer_or_nobodys_fails(machine, options, sai
     with machine.server(key="a", **{"access": keys("a")} | options) as client:
         engine = machine.engines[-1]
         assert not engine.requests
-    with machine.server(key="a", access=keys("a")) as client:  # and stays so where it might be made after all
+    with machine.server(key="a", access=keys("a")) as client:  # and stays failed on a server that could make it
         failed = client.responses.retrieve(made.id)
         assert (failed.status, failed.error.code) == ("failed", "server_error")
         assert said in failed.error.message

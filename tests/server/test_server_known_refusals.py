@@ -156,7 +156,7 @@ def test_a_body_in_chunks_is_never_taken_for_the_next_request(repeated: list[byt
     with connected(full) as sock:
         for _ in range(3):
             sock.sendall(head)
-            time.sleep(0.05)  # so that the head comes alone
+            time.sleep(0.05)  # so that the head arrives alone
             assert answer(sock, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inside), inside))[9:12] == b"429"
         assert answer(sock, request())[9:12] == b"429"
     assert not repeated
@@ -174,7 +174,7 @@ def test_a_body_that_comes_in_pieces_or_brings_a_second_request(repeated: list[b
     with connected(full) as sock:
         answer(sock, request())
         sock.sendall(request()[:-5])
-        full.http.get("/health")  # the loop that answers has read what was sent before
+        full.http.get("/health")  # by its answer, the event loop has read what was sent before
         assert b" 429 " in answer(sock, request()[-5:])[:20]
         sock.sendall(request() + request())
         seen = b""

@@ -92,7 +92,7 @@ def test_an_engine_that_says_nothing_leaves_nothing_to_tell(served):
 def test_the_oldest_is_forgotten():
     record = RequestRecord("", "POST", "/x", 200, True, 0, 0.1, None, None, {}, parts=PIECES)
     recent = RecentLatencies(most=2)
-    recent(record)  # of no request to the engine
+    recent(record)  # a record of no request to the engine
     for number in range(4):
         recent(replace(record, id=f"request-{number % 3}", parsed=_parsed(f"answer-{number}")))
     assert [recent.find(f"answer-{number}") is not None for number in range(4)] == [False, False, True, True]

@@ -1,4 +1,4 @@
-"""How long a request may take, and that nobody else's cancellation is taken for its end."""
+"""How long a request may take, and that no other cancellation is mistaken for its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_request_ends_when_its_time_is_up_while_it_is_waited_for():
             await outputs.next()
         assert client.closed
         assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0)  # nothing is left that would be thrown here
+        await asyncio.sleep(0)  # a cancellation left over would be raised here
 
     asyncio.run(scene())
 

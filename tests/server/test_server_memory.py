@@ -1,4 +1,4 @@
-"""What clients may have the server keep at once: requests, unread answers, stores; and what is said of it."""
+"""How much clients may make the server keep at once: requests, unread answers, stores; and how it is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KEYS = ("a" * 16, "b" * 16)
 
 @contextmanager
 def tight(engine: ScriptedEngine, keys: tuple[str, ...] = ()) -> Iterator[httpx.Client]:
-    """A server that has `ROOM` for what is beyond the first bytes of requests."""
+    """A server that has `ROOM` for requests beyond their first bytes."""
     callers = tuple(Caller(hashlib.sha256(key.encode()).digest(), admin=False) for key in keys)
     options = {"access": Access(keys=ApiKeys(callers)), "limits": RequestLimits(max_prompt_chars_per_token=1 << 20)}
     with (
@@ -140,7 +140,7 @@ async def test_what_is_held_is_counted_by_caller_and_given_back(monkeypatch):
         room.check("c", FREE_BYTES + 601)
     room.hold("a", -600)
     room.hold("b", -300)
-    room.hold("a", 0)  # a small one is over
+    room.hold("a", 0)  # a small request has ended
     assert room.bytes == 0
     assert not room._callers
     assert await asyncio.to_thread(rested.wait, 30)

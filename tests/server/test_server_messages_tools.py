@@ -129,7 +129,7 @@ def test_the_events_open_fill_and_close_each_block_in_turn(served):
     ("reason", "expected"), [("STOP", "tool_use"), ("TOOL_CALLS", "tool_use"), ("LENGTH", "max_tokens")]
 )
 def test_the_stop_reason_says_that_a_tool_is_wanted(client, served, reason, expected):
-    """A call that had to be made ends as any stop, in the engine's terms; Anthropic has one word for both."""
+    """To the engine, a call that had to be made ends like any stop; Anthropic has one word for both."""
     ending = ChoiceFinished(0, FinishReason[reason])
     served.engine.script = always(calls(CallPiece(0, "a", "now", "{}")), ending, finished())
     assert create(client, tools=[NOW]).stop_reason == expected

@@ -1,4 +1,4 @@
-"""What is told of a request when it is over: to the log, to the counter, to spans. Never what it said."""
+"""What the log, the counter and the spans say about a finished request. Never what it said."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Watched:
     came: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def record(self) -> RequestRecord:
-        """The next one; a record is written just after the answer's last byte."""
+        """The next record, which is written just after the answer's last byte."""
         assert self.came.acquire(timeout=5)
         return self.records[-1]
 
@@ -272,7 +272,7 @@ def test_without_the_packages_the_option_says_what_to_install(monkeypatch):
 
 
 class Collector(InMemorySpanExporter):
-    """Stands for the OTLP exporter, which is not among what the tests install."""
+    """Stands for the OTLP exporter, which the tests do not install."""
 
     made: ClassVar[list[Collector]] = []
 

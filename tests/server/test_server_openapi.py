@@ -24,7 +24,7 @@ def resolve(document: dict, schema: dict) -> dict:
 
 
 def check(document: dict, schema: dict, value: object, path: str = "") -> None:
-    """As much of JSON Schema as the document uses, strictly: an object may hold no key that is not described."""
+    """Check a value against the part of JSON Schema that the document uses, strictly: every key must be described."""
     schema = resolve(document, schema)
     if "anyOf" in schema:
         schema = schema["anyOf"][1 if value is None else 0]

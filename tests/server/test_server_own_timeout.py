@@ -1,4 +1,4 @@
-"""The time that a request gives itself: `x-request-timeout`."""
+"""The timeout that a request sets for itself: `x-request-timeout`."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_a_stream_ends_after_its_time(served, quick, monkeypatch):
 
 
 def seat(url: str) -> contextlib.AbstractContextManager[httpx.Response]:
-    """A stream with a seat; those who left before may still be on their way out."""
+    """A stream with a seat; clients that left before may hold theirs for a moment longer."""
     deadline = time.monotonic() + 3
     with contextlib.ExitStack() as stack:
         while True:

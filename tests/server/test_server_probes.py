@@ -1,4 +1,4 @@
-"""Probes: ready while work is taken, live while it ever will be, on a port of their own too."""
+"""Probes: ready while work is accepted, live while it ever can be; also on a port of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = {"PENSTOCK_API_KEY": "sk-user-0123456789"}
 
 @dataclass
 class Watch:
-    """A `StepWatch` that says what a test has it say."""
+    """A `StepWatch` that says what a test sets."""
 
     late: str = ""
     hopeless: str = ""
@@ -42,7 +42,7 @@ class Watch:
 
 
 def get(url: str, path: str = "/health/ready", **options) -> tuple[int, str]:
-    """Status and reason."""
+    """Its status and its reason."""
     answer = httpx.get(url + path, timeout=30, **options)
     return answer.status_code, answer.json()["reason"]
 

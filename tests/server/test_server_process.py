@@ -43,7 +43,7 @@ class Process:
         return text
 
     def signal(self) -> None:
-        """SIGTERM, and wait until it is taken."""
+        """Send SIGTERM, and wait until it takes effect."""
         self.process.send_signal(signal.SIGTERM)
         until(lambda: httpx.get(f"{self.probes}/health/ready").status_code == 503)
 
@@ -92,7 +92,7 @@ def served(drain_seconds: int = LONG, files: int = 0) -> Iterator[Process]:
 
 @contextmanager
 def streams(server: Process, count: int) -> Iterator[list[Future[str]]]:
-    """So many answers, each of which has begun."""
+    """`count` answers, each of which has begun."""
     begun: list[list[str]] = [[] for _ in range(count)]
     limits = httpx.Limits(max_connections=count)
     with httpx.Client(timeout=PATIENCE, limits=limits) as http, ThreadPoolExecutor(count) as pool:
@@ -114,7 +114,7 @@ def test_a_signal_drains_every_stream_and_refuses_what_is_new():
     ):
         assert kept.get("/health/ready").json() == {"status": "ready", "reason": ""}
         server.signal()
-        ready = kept.get("/health/ready")  # on a connection from before
+        ready = kept.get("/health/ready")  # on a connection opened before
         assert (ready.status_code, ready.json()["reason"]) == (503, "the server is shutting down")
         assert ready.json()["error"]["code"] == "shutting_down"
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x" * 30_000}, timeout=PATIENCE)

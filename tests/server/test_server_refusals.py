@@ -1,4 +1,4 @@
-"""Refused requests are counted, each once, by the bound that it met."""
+"""Refused requests are counted, each once, by the limit that it hit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ PATIENCE = 30
 
 
 def refusals(http: httpx.Client) -> dict[str, int]:
-    """The causes that were counted."""
+    """The refusals counted, by cause."""
     counts = {name: int(float(count)) for name, count in SHOWN.findall(http.get("/metrics").text)}
     assert counts.keys() == {cause.value for cause in RefusalCause}, "all are shown from the beginning"
     return {name: count for name, count in counts.items() if count}
 
 
 def assert_refused(http: httpx.Client, **expected: int) -> None:
-    """Wait until these were counted, and no others; a request is counted just after its answer's last byte."""
+    """Wait until exactly these are counted; a request is counted just after its answer's last byte."""
     end = time.monotonic() + PATIENCE
     while (counted := refusals(http)) != expected and time.monotonic() < end:
         time.sleep(0.01)
@@ -49,7 +49,7 @@ def assert_refused(http: httpx.Client, **expected: int) -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[Served]:
-    """A server that has refused nobody yet."""
+    """A server that has refused nothing yet."""
     engine = ScriptedEngine()
     config = ServerConfig(port=0, max_connections=MOST)
     with (

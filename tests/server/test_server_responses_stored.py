@@ -1,4 +1,4 @@
-"""What can be asked of a response beside itself: its input, its events again, its size; and a shorter conversation."""
+"""What a stored response gives besides itself: its input, its events again, its size; and a shorter conversation."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ HELD = (
     stop(by="end"),
     finished(5, 4),
 )
-"""A stop string that might have been: text waits, and comes without tokens."""
+"""Text that may begin a stop string: it is held back, and comes without tokens."""
 THOUGHT = (
     ChoiceDelta(0, "", token("<t>"), "", (), 1),
     ChoiceDelta(0, "", token("hm"), "hm", (), 1),
@@ -120,7 +120,7 @@ TYPICAL = {
 
 
 def variants(cases: Iterable[str]) -> list[object]:
-    """The cases; those that others are much like run only among the long tests."""
+    """The cases; those much like a typical one run only in deep tests."""
     return [case if case in TYPICAL else pytest.param(case, marks=pytest.mark.deep) for case in cases]
 
 
@@ -147,7 +147,7 @@ def test_joined_events_are_those_of_a_stream_that_was_not_cut_to_the_byte(served
 
 
 def joined(script: Script, seed: int) -> Script:
-    """The same outputs, as a reader gets them who lags behind now and then."""
+    """The same outputs, as a reader that lags behind now and then gets them."""
 
     def lagging(request) -> Iterable[Output]:
         draw = random.Random(f"{seed}{request.id[-2:]}")

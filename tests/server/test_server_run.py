@@ -112,7 +112,7 @@ def test_a_request_on_its_way_when_the_last_answer_ends_is_answered(monkeypatch)
     url, server, thread = start(ScriptedEngine(), drain_seconds=60)
     address = ("127.0.0.1", httpx.URL(url).port)
     with socket.create_connection(address) as silent, httpx.Client(base_url=url, timeout=30) as other:
-        assert other.get("/health/live").status_code == 200  # later than `silent`, so that one is taken too
+        assert other.get("/health/live").status_code == 200  # connected after `silent`, so that one is accepted too
         server.stop()
         until_refused(url)
         silent.settimeout(30)
@@ -143,7 +143,7 @@ REQUEST = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\
 
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_connection_that_is_just_being_taken_is_answered(monkeypatch, turns):
-    """So many turns of the event loop lie between the system's taking it and the end of the server."""
+    """`turns` turns of the event loop lie between the system's accepting it and the end of the server."""
     monkeypatch.setattr(run_module, "GOODBYE_SECONDS", 60.0)
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = Server(create_app(ScriptedEngine(), CARD, LIMITS), ServerConfig(port=0), ready.set_result)
@@ -155,7 +155,7 @@ async def test_a_connection_that_is_just_being_taken_is_answered(monkeypatch, tu
         for _ in range(turns):
             await asyncio.sleep(0)
         ending.set()
-        await asyncio.sleep(0.1)  # an answer that is missing is so whenever the request comes
+        await asyncio.sleep(0.1)  # an answer that is missing would be missing at any time
         answer = await asyncio.to_thread(lambda: client.sendall(REQUEST) or client.recv(1000))
     assert answer.startswith(b"HTTP/1.1 503")
     await serving

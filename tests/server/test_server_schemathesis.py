@@ -32,7 +32,7 @@ ANSWERED = {
     "POST /generate": 1,
     "GET /metrics": 1,
 }
-"""How many right requests must be answered at least; the others break rules that no schema can tell."""
+"""How many valid requests must be answered at least; the others break rules that no schema can express."""
 
 
 def every_choice(request):
@@ -59,7 +59,7 @@ def url(request):
             assert server.loop.health().alive
 
 
-@pytest.mark.filterwarnings("ignore")  # the tool's own: of schemas it thinks unusual, and of its dependencies
+@pytest.mark.filterwarnings("ignore")  # the tool's own warnings, about schemas it finds unusual and its dependencies
 def test_every_operation_answers_whatever_is_sent(url, capsys):
     import schemathesis
     from schemathesis import GenerationMode
@@ -87,7 +87,7 @@ def test_every_operation_answers_whatever_is_sent(url, capsys):
 
 
 def _document(url: str) -> dict:
-    """What the server says of itself, and the one model's name: any other would be refused before all else is read."""
+    """The server's document, with the one model's name: any other is refused before the rest of a body is read."""
     document = requests.get(f"{url}/openapi.json", timeout=SECONDS).json()
     [model] = requests.get(f"{url}/v1/models", timeout=SECONDS).json()["data"]
     for path in document["paths"].values():
@@ -125,7 +125,7 @@ def _send_examples(operation, mode, seen: Counter[str]) -> None:
 
 
 def _meant(body: object) -> object:
-    """A right body with what a JSON schema cannot tell: which calls and tools there are, and that 2.0 is 2 here."""
+    """A valid body, mended where a JSON schema cannot tell: which calls and tools exist, and that 2.0 is 2 here."""
     if isinstance(body, dict) and isinstance(body.get("messages"), list):
         made: list[str] = []
         body = body | {"messages": [_of_calls(turn, made) for turn in body["messages"]]}
@@ -135,7 +135,7 @@ def _meant(body: object) -> object:
 
 
 def _of_calls(turn: dict, made: list[str]) -> dict:
-    """The turn, with its results of a call that was made, or as words where none was; its own calls are made then."""
+    """The turn, its results tied to a call made before or turned into plain text; its own calls are added to `made`."""
     if turn["role"] == "tool":
         known = {"tool_call_id": made[0]} if made else {"role": "user", "tool_call_id": None}
         turn = turn | known | {"name": None}

@@ -20,7 +20,7 @@ THOUGHT = [ChoiceDelta(0, "", (TokenPiece(i, b"hm", -0.5, TOP),), "hm", (), 1) f
 
 
 def placed(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
-    """With tokens that know where they begin, as the engine's of plain text do."""
+    """Deltas whose tokens know where they begin, as the engine's do for plain text."""
     begun, found = 0, []
     for each in deltas:
         found.append(each._replace(tokens=tuple(token._replace(start=begun) for token in each.tokens)))
@@ -29,7 +29,7 @@ def placed(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
 
 
 def late(*deltas: ChoiceDelta) -> list[ChoiceDelta]:
-    """All but the first as one, as they are for a reader who was away."""
+    """All but the first merged into one, as for a reader that was away."""
     waiting: list = []
     merge(waiting, deltas[1:])
     return [deltas[0], *waiting]

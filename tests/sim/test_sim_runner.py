@@ -1,4 +1,4 @@
-"""The fake runner answers as the golden model does, and refuses plans that break the law."""
+"""The fake runner answers as the golden model does, and refuses plans that break the rules."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_released_slot_is_forgotten_and_free():
 
 @pytest.mark.parametrize(("wrong", "came"), [(0, 1), (1, 2), (2, 3), (9, 4)])
 def test_a_row_brings_the_drafts_that_were_right_and_one_token_more(wrong, came):
-    """The draft number `wrong` is; whatever it has left in the memory, the answer is the golden one."""
+    """Draft number `wrong` is wrong; whatever it has left in memory, the answer is the golden one."""
     runner, tokens = started(), golden((1, 2, 3), 6, VOCAB, SamplingSpec())
     drafts = tuple((t + 1) % VOCAB if at == wrong else t for at, t in enumerate(tokens[1:4]))
     assert drawn(runner.run(plan(1, rows=[Row(0, 3, 4, (7, 6), True, drafts)]))) == tokens[1 : 1 + came]

@@ -113,7 +113,7 @@ def test_what_is_cut_or_added_is_a_miss(tmp_path_factory, data):
 
 @pytest.mark.parametrize("kills", KILLS)
 def test_kills_while_writing_leave_whole_blocks_and_others_none(kills, tmp_path):
-    """Whoever looks meanwhile, and afterwards, finds a block as it was written or not at all."""
+    """A reader, meanwhile or afterwards, finds a block as it was written or not at all."""
     size, rng = 400_000, random.Random(2)
     store, wrong, right = open_store(tmp_path, block_bytes=size), 0, 0
     for kill in range(kills):

@@ -1,4 +1,4 @@
-"""Writing behind: what was handed out again is never written, and a disk that fails stops nobody."""
+"""Writing behind: a block that was handed out again is never written, and a failing disk stops nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLENTY = GIB = 1 << 30
 
 @pytest.fixture
 def disk(monkeypatch, tmp_path):
-    """Says how large the disk is, and how much of it was free before a store that is on it lost or got files."""
+    """Sets the disk's size and its free space, which then changes as stores on it gain or lose files."""
 
     def say(free: int, total: int):
         said = SimpleNamespace(bytes=free)
@@ -139,7 +139,7 @@ def test_while_steps_run_little_is_written_and_then_the_rest(tmp_path, made):
 
 
 def test_a_writer_that_hardly_gets_a_processor_goes_on_all_the_same(tmp_path, made):
-    """It rests for as long as its work was, and not for as long as it waited."""
+    """It rests for as long as it worked, not for as long as it waited."""
 
     class Waiting(Memory):
         def copy(self, block, content):
@@ -217,7 +217,7 @@ def test_the_budget_keeps_what_was_used_last(tmp_path):
     fill(store, range(10))
     for age in range(10):
         os.utime(store._file(save_of(age).key), (1000 + age, 1000 + age))
-    assert store.read(save_of(0).key) == body_of(0)  # the eldest is of use
+    assert store.read(save_of(0).key) == body_of(0)  # the oldest was used just now
     budget = DiskBudget(tmp_path, 6 * store.folder.form.file_bytes)
     budget.look()
     left = [number for number in range(10) if store.has(save_of(number).key)]
@@ -270,7 +270,7 @@ def test_a_store_gives_way_where_others_need_the_disk(tmp_path, disk):
     budget = DiskBudget(tmp_path, PLENTY)
     budget.make_room(length)
     assert budget.evicted == 0
-    free.bytes = GIB // 2 - 4 * length  # a twentieth of the disk is others', and these four
+    free.bytes = GIB // 2 - 4 * length  # a twentieth of the disk is left to others, and lacks four files' room
     budget.make_room(length)
     left = [number for number in range(10) if store.has(save_of(number).key)]
     assert left == [5, 6, 7, 8, 9]

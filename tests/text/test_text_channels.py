@@ -115,7 +115,7 @@ def test_parts_do_not_depend_on_the_cut(answer, cuts, parallel, splits):
 @pytest.mark.parametrize("tools", [FREE, STRICT], ids=["free", "strict"])
 @pytest.mark.parametrize("lengths", [5, pytest.param(1, marks=pytest.mark.deep)])
 def test_every_cut_into_three_gives_the_same_parts(tools, lengths):
-    """Every first cut; every length of the second piece, or every fifth."""
+    """Every place of the first cut, with every length of the second piece or every fifth."""
     answer = f'{THOUGHT}{START}{TO_WEATHER}{{"city": "a \\"}}{{ é"}}<|call|>{START}{FINAL}<|return|>'
 
     def told(*pieces: str):
@@ -189,7 +189,7 @@ def test_an_answer_is_taken_apart_by_the_rules_of_its_request():
 
 
 def test_a_call_that_must_be_made_is_plain_json():
-    """A grammar writes it, and that knows no channels."""
+    """A grammar makes the model write it, and grammars know no channels."""
     named = reader(ToolUse.NAMED, tool_name="weather").parser("ask/0")
     assert [call.arguments for call in read(named, PARIS_ARGUMENTS)[2]] == ["", PARIS_ARGUMENTS]
     required = reader(ToolUse.REQUIRED).parser("ask/0")

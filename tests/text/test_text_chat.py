@@ -157,7 +157,7 @@ UNUSED = (("\U000f0000", "never in the text"),)
 
 @pytest.mark.parametrize("name", [*vocabularies.NAMES, *(f"{name}.gguf" for name in GGUF_NAMES)])
 def test_the_careful_way_of_encoding_equals_the_plain_one(name, models):
-    """A stand-in that does not occur sends a text the careful way, which must not show."""
+    """A stand-in that does not occur makes the text take the careful way; the ids must not show it."""
     encode = models[name].tokenizer.encode_chat
     specials = vocabularies.SPECIALS[name.removesuffix(".gguf")]
     for text in vocabularies.CORPUS:
@@ -224,7 +224,7 @@ def test_control_tokens_are_found_as_by_trying_the_longest_first_everywhere(stri
         found = next((s for s in longest_first if text.startswith(s, at)), None)
         expected += [found] if found else []
         at += len(found) if found else 1
-    disarmed, stand_ins = control.disarm([text + "c"])  # ends in no beginning of a control token
+    disarmed, stand_ins = control.disarm([text + "c"])  # it ends in no prefix of a control token
     meaning = dict(stand_ins)
     assert [meaning[character] for character in disarmed[0] if character in meaning] == expected
     assert RenderedChat(disarmed[0], stand_ins).text == text + "c"

@@ -1,4 +1,4 @@
-"""A directory's tokenizer as GGUF's metadata: read again it is the same, and what has no words there is refused."""
+"""A directory's tokenizer as GGUF's metadata: read again it is the same, and what GGUF cannot express is refused."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ALMOST = st.text(alphabet='{}[]:,"\\ \n0123.eE+-tfnrualsx/', max_size=14)
 
 
 class NotJson(Exception):
-    """A constant that Python reads and JSON does not have."""
+    """A constant that Python reads and JSON lacks."""
 
 
 def no_constant(name: str) -> None:

@@ -50,7 +50,7 @@ BAD = '{"name": "weather", "arguments": {"town": "Paris"}}'
 
 
 def parser_of(form: str, tools: ToolSchemas = FREE, *, beside: bool = False, **options) -> CallParser:
-    """A parser, of an answer that may have a form `beside` calls."""
+    """A parser; with `beside`, of an answer that may have a form where it does not call."""
     free = Judgement(tools.accepts, tools.takes_any)
     return CallParser(CALL_FORMATS[form], BESIDE if beside else free, **options)
 
@@ -252,7 +252,7 @@ def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
     assert parse(form, *pieces_of(answer, cuts), parallel=parallel) == whole
     assert parse(form, *answer, parallel=parallel) == whole
     if not whole[1]:
-        assert whole[0] == answer  # what is no call is text, to the last blank
+        assert whole[0] == answer  # what is no call is text, to the last space
     for way in ({"tools": STRICT}, {"beside": True}):
         assert parse(form, *pieces_of(answer, cuts), parallel=parallel, **way) == parse(
             form, answer, parallel=parallel, **way
@@ -263,7 +263,7 @@ def test_calls_and_text_do_not_depend_on_the_cut(form, answer, cuts, parallel):
 @pytest.mark.parametrize("tools", [FREE, STRICT], ids=["free", "strict"])
 @pytest.mark.parametrize("lengths", [5, pytest.param(1, marks=pytest.mark.deep)])
 def test_every_cut_into_three_gives_the_same_calls_at_the_same_places(form, tools, lengths):
-    """Every first cut; every length of the second piece, or every fifth."""
+    """Every place of the first cut, with every length of the second piece or every fifth."""
     opening, closing = {
         "hermes": ("So.\n<tool_call>\n", "\n</tool_call>\nDone"),
         "llama3_json": ("<|python_tag|>", "; " + R),
@@ -594,7 +594,7 @@ def test_any_json_is_a_schema_or_is_refused_by_name(schema, arguments):
 
 
 def doubled(depth: int) -> dict:
-    """Valid, and 2^depth visits to a checker that shares nothing."""
+    """A valid schema that takes 2^depth visits in a checker that shares nothing."""
     steps = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
     return {"$defs": {**steps, f"d{depth}": {"type": "object"}}, "$ref": "#/$defs/d0"}
 

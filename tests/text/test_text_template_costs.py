@@ -1,4 +1,4 @@
-"""A chat template takes what it may and no more, whatever it does with it; and others do not wait for it."""
+"""A chat template gets its share of time and memory and no more, whatever it does; others do not wait for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def renderer():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.rendering.renderer.WALL_SECONDS", 300.0)  # processor time is to decide, not the machine
+        patch.setattr("penstock.rendering.renderer.WALL_SECONDS", 300.0)  # processor time must decide, not the machine
         one = Renderer()
     yield one
     one.close()
@@ -74,7 +74,7 @@ def test_a_template_that_takes_too_much_is_told_so_by_name(source, budget, rende
     "source", ["{{ 9 ** 99999999 }}", "{{ 'x' | center(2000000000) | length }}", "{{ 'x' * 10 ** 9 }}"]
 )
 def test_a_template_that_takes_too_much_to_compile_is_refused_with_its_file(source, renderer):
-    """Jinja computes what is constant when it compiles."""
+    """Jinja computes constant expressions when it compiles."""
     with pytest.raises((ModelFileError, InvalidParameter), match=r"chat_template\.jinja.* takes more than"):
         template(source, renderer).render_prompt(HELLO)
 
@@ -85,7 +85,7 @@ def test_blocks_nested_deeper_than_python_takes_are_refused(renderer):
 
 
 def test_a_conversation_that_is_long_has_more_time(renderer):
-    """A loop over characters that takes longer than a short conversation may."""
+    """A loop over characters that takes longer than a short conversation is allowed."""
     slow = template("{% for c in messages[0].content %}{% set d = c ~ c ~ c %}{% endfor %}done", renderer)
     assert slow.render_prompt(ChatPrompt((Message("user", "x" * 1_000_000),))).text == "done"
 
@@ -103,7 +103,7 @@ def test_who_sends_eight_bombs_delays_nobody_else(renderer):
     with ThreadPoolExecutor(BOMBS) as threads:
         bombs = [threads.submit(explode) for _ in range(BOMBS)]
         begun.wait(PATIENCE)
-        while not renderer._turns.waiting:  # as many explode as may at once
+        while not renderer._turns.waiting:  # as many explode as may run at once
             time.sleep(0.001)
         for _ in range(10):
             plain.render_prompt(HELLO, tenant="b")
@@ -115,7 +115,7 @@ def test_who_sends_eight_bombs_delays_nobody_else(renderer):
 def test_nothing_is_computed_any_more_when_the_bombs_are_refused(renderer):
     with pytest.raises(InvalidParameter):
         template(NESTED, renderer).render_prompt(HELLO)
-    template(CHATML, renderer).render_prompt(HELLO)  # those started anew have started
+    template(CHATML, renderer).render_prompt(HELLO)  # the replaced workers have started
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         before = [ticks(pid) for pid in renderer.pids]

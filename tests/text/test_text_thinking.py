@@ -26,7 +26,7 @@ def texts(tmp_path_factory) -> dict[str, TextModel]:
 
 
 def follow(text: TextModel, budget: ThinkingBudget, said: list[int], prompt=()) -> list[int]:
-    """What comes of a model that would say `said`: what is due goes before it, and what it said is not lost."""
+    """The tokens of a model that would say `said`: a due token goes first, and nothing of `said` is lost."""
     thinking = ReasoningBudgets(text).begin(budget, prompt)
     tokens: list[int] = []
     rest = iter(said)
@@ -109,7 +109,7 @@ def test_half_a_character_does_not_hide_the_tag(texts):
     st.data(), st.sampled_from(NAMES), st.integers(0, 9), st.booleans(), st.text("<think>/ \n\u00e9\u4e2d", max_size=24)
 )
 def test_no_reasoning_is_longer_than_its_budget_and_a_second_look_finds_the_same(texts, data, name, most, opened, said):
-    """Whatever the model says; and what began again in the middle, as after a preemption, goes on alike."""
+    """Whatever the model says; and a budget taken up in the middle, as after a preemption, goes on the same."""
     text = texts[name]
     raw = [next(iter(text.tokenizer.encode(each)), 0) for each in said]
     tokens = data.draw(st.lists(st.sampled_from([*ids(text, "".join(TAGS)), *raw, 0, 5]), max_size=30))

@@ -44,7 +44,7 @@ def test_answers_of_adapters_are_proved(config):
 
 
 def one_token_too_early(self, rows, adapted=AdapterSlots.adapted):
-    """The first adapter reaches into the row before it, which has none."""
+    """The first adapter begins one token too early, in a row without an adapter."""
     groups = adapted(self, rows)
     return [group._replace(first=max(0, group.first - (not at))) for at, group in enumerate(groups)]
 

@@ -1,4 +1,4 @@
-"""What is drawn: the same for the same seed, lawful, and with every circumstance in it."""
+"""What is drawn: the same for the same seed, valid, and with every circumstance in it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_requests_are_of_every_kind():
     assert looked_at == {name for spec in specs for name, _ in spec.entries}
     assert {bool(request.stop.repetition) for request in requests} == {True, False}
     assert {bool(request.stop.strings) for request in requests} == {True, False}
-    for request in requests:  # one choice scores the prompt for all, as the engine's intake has it
+    for request in requests:  # one choice scores the prompt for all, as the engine's intake arranges
         assert request.fresh_prompt == request.sampling.has("prompt_logprobs")
         assert not (request.choice and request.fresh_prompt)
     shared = sum(any(r.prompt[:2] == o.prompt[:2] != () and r.prompt != o.prompt for o in requests) for r in requests)
@@ -140,7 +140,7 @@ def _unscored(spec):
     return spec.without("prompt_logprobs")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])  # the requests of 2 are too small to press each other
+@pytest.mark.parametrize("seed", [0, 1, 3, 4, 5])  # the requests of seed 2 are too small to compete for memory
 def test_six_drawn_schedules_meet_every_cache_state_with_and_without_pressure(seed):
     drawn = schedules(draw(16, seed), seed=seed)
     kinds = {(schedule.cache, schedule.tight) for schedule in drawn[1:]}

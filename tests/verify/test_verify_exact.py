@@ -53,7 +53,7 @@ def test_the_fake_runner_is_exact(seed):
 
 
 def test_a_used_up_budget_closes_the_reasoning_in_every_schedule():
-    """With all requests under a budget, so that preemptions and chunks fall before, into and behind the tag."""
+    """With all requests under a budget, so that preemptions and chunks fall before, into and after the tag."""
     target = target_of(RowLM())
     sizes = {"longest_prompt": 20, "new_tokens": 24}
     requests = tuple(
@@ -162,7 +162,7 @@ def test_threads_are_put_back_after_a_failure():
 
 
 def test_a_schedule_is_followed_to_the_letter():
-    """Its record shows the order and the steps of arrival, the strangers' ends, and both runs."""
+    """Its record shows the order and the steps of the arrivals, the strangers' ends, and both runs."""
     requests = draw_requests(10, 1, VOCAB, longest_prompt=30, new_tokens=8)
     drawn = draw_schedules(7, 1, requests, EngineConfig(), vocab=VOCAB, threads=1, model_digest=b"", dry_run=DRY_RUN)
     aborted = 0
@@ -305,7 +305,7 @@ def test_a_model_that_carries_state_is_run_with_checkpoints_and_alone_without():
 
 @pytest.mark.parametrize("window", [7, 21])
 def test_tight_schedules_preempt_under_a_window_too(window):
-    """No sequence holds more than it sees and a step computes, so the pool is cut to that."""
+    """No sequence holds more than its window and a step's tokens, so the pool is cut to that."""
     target = fake_target(lambda config: Follower(replace(config, window=window)), window)
     report = verify(target, Budget(requests=12, schedules=4, prompt_tokens=32), EngineConfig())
     assert report.proved, report.verdict_line()
@@ -315,7 +315,7 @@ def test_tight_schedules_preempt_under_a_window_too(window):
 
 
 def test_attention_split_at_the_chunk_is_right_but_for_its_roundings():
-    """The violation is a violation of bits, not a wrong computation: what the harness finds with it is subtle."""
+    """The violation changes only bits and computes nothing wrong: what the harness finds with it is subtle."""
     generator = torch.Generator().manual_seed(3)
     q, cache = torch.randn(6, 6, 5, generator=generator), torch.randn(4, 4, 2, 5, generator=generator)
     spec = AttentionSpec(0.4)

@@ -123,7 +123,7 @@ def test_verify_finds_nothing_where_nothing_is_planted(model, tmp_path, request)
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_every_bug_still_has_its_place(bug):
-    """In a run of every day too: who moves a function moves its bug, and not only once the deep tests are run."""
+    """Checked in everyday runs too, so that a moved function takes its bug along before the deep tests are run."""
     place = verify_plants.place_of(bug)
     assert callable(getattr(*place))
 

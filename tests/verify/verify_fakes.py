@@ -91,14 +91,14 @@ class RowLM:
 
 
 class BatchLM(RowLM):
-    """Sums in another order when more than three rows share the call, as library GEMMs do."""
+    """Adds up in another order when more than three rows share the call, as library GEMMs do."""
 
     def linear(self, rows, weight):
         return _other_order(rows, weight) if len(rows) > 3 else super().linear(rows, weight)
 
 
 class ThreadLM(RowLM):
-    """Sums in another order when there is more than one thread."""
+    """Adds up in another order when there is more than one thread."""
 
     def linear(self, rows, weight):
         return _other_order(rows, weight) if torch.get_num_threads() > 1 else super().linear(rows, weight)
@@ -110,7 +110,7 @@ def _other_order(rows, weight):
 
 @dataclass(frozen=True, slots=True)
 class RowBackend(TorchBackend):
-    """Torch's, but for attention."""
+    """The torch backend, except for attention."""
 
     split_at_chunk: bool = False
 
@@ -119,7 +119,7 @@ class RowBackend(TorchBackend):
 
 
 def row_attention(q, k_cache, v_cache, q_start, kv_len, block_table, spec, sinks=None, *, split_at_chunk=False):
-    """The signature of a backend's attention. `split_at_chunk` sums what lies before the chunk apart, a violation."""
+    """Attention with a backend's signature. `split_at_chunk` sums what lies before the chunk apart, a violation."""
     out = torch.empty(q.shape)
     bounds = q_start.tolist()
     for row, length in enumerate(kv_len.tolist()):
@@ -173,7 +173,7 @@ def wrapped(target: Target, edit=None, spoil=None) -> Target:
 
 
 class Follower(FakeRunner):
-    """A runner that may follow one that was lost: it takes the steps from wherever they are."""
+    """A runner that may replace one that was lost: it takes steps from wherever they are."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config, 97)

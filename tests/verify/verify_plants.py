@@ -63,7 +63,7 @@ def place_of(bug: Bug) -> tuple[Any, str]:
 
 
 def plant(bug: Bug) -> Callable[[], int]:
-    """Put a bug in its place, everywhere that has the function by name; returns what counts how often it took effect.
+    """Plant a bug wherever its function is bound; returns a function that counts how often the bug took effect.
 
     Raises:
         AssertionError: there is no such function.
@@ -150,7 +150,7 @@ def _keep_the_batch_s_parameters(choose: Callable[..., Any], took_effect: Callab
 
 
 def _share_a_mask(matcher: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
-    """Masks come out of one buffer, which is written anew only for the matcher that it was last written for."""
+    """Masks share one buffer, and a matcher's mask is written anew only if that matcher was also the last to use it."""
     last_of: dict[str, Any] = {"matcher": None}
 
     class Stale:
@@ -171,7 +171,7 @@ def _share_a_mask(matcher: Callable[..., Any], took_effect: Callable[[], None]) 
 
 
 def _keep_the_last_owner_s_prompt(admit: Callable[..., Any], took_effect: Callable[[], None]) -> Callable[..., Any]:
-    """Penalties on the output, and the prompt's scores, read where the prompt of the slot's last owner ended."""
+    """Penalties on the output, and the prompt's scores, take the prompt to end where the slot's last owner's did."""
     last: dict[tuple[int, int], int] = {}
 
     def faulty(self: Any, given: Any) -> None:

@@ -28,7 +28,7 @@ _HALVES = {
 
 
 _INTEGERS = {"INT4": (32, 19), "INT4_128": (128, 67)}
-"""Kinds of blocks that no file has, about a zero point: how many numbers in how many bytes."""
+"""Kinds of blocks that no file has, with a zero point: (numbers, bytes) of a block."""
 
 
 def unit(kind: str) -> int:
@@ -61,17 +61,17 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarr
 
 
 def set_scales(kind: str, blocks: np.ndarray, scale: float) -> None:
-    """Set every float16 of blocks, as `random_blocks` gives them, to one number, minima to a quarter of it."""
+    """Set every float16 of blocks from `random_blocks` to one number, minima to a quarter of it."""
     flat = blocks.reshape(-1, _sizes(kind)[1])
     for place, at in enumerate(_HALVES[kind]):
         flat[:, at : at + 2] = np.array([scale / (4 if place else 1)], dtype=np.float16).view(np.uint8)
 
 
 def _halves(random: np.random.Generator, count: int) -> np.ndarray:
-    """Of either sign, from below the normal range of float16 on."""
+    """Random numbers of either sign, from below the normal range of float16 on."""
     return (random.standard_normal(count) * 10.0 ** random.integers(-5, -1, count)).astype(np.float16)
 
 
 def numbers(kind: str, blocks: np.ndarray) -> np.ndarray:
-    """What the official package makes of them: float32."""
+    """The blocks' numbers, by the official package: float32."""
     return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A Hugging Face hub of one repository on this machine: its listing, its files, ranges of them, and slow lines."""
+"""A Hugging Face hub of one repository on this machine: its listing, its files, ranges of them, and stalls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Hub:
     Attributes:
         url: where it is.
         files: path -> contents, those of `large` in LFS.
-        pause_after: bytes of a file after which the line stands still until `go_on` is set; 0 for never.
+        pause_after: bytes of a file after which the connection stalls until `go_on` is set; 0 for never.
         sent: (path, first byte) of each request for a file.
     """
 
@@ -94,7 +94,7 @@ def hub_server(files: dict[str, bytes], large: tuple[str, ...] = ()) -> Iterator
         def handle(self) -> None:
             try:
                 super().handle()
-            except ConnectionError:  # whoever asked was interrupted
+            except ConnectionError:  # the client was interrupted
                 return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""A tiny Llama whose GGUF file mixes kinds of blocks, as those do that llama.cpp names Q4_K_M and the like."""
+"""A tiny Llama whose GGUF file mixes kinds of blocks, as llama.cpp's Q4_K_M and similar files do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Q4_K_M = {
     "blk.2.attn_q": "F16",
     "blk.2.ffn_gate": "Q3_K",
 }
-"""Kinds by the beginnings of names, with more that differ within a fused projection than real files have."""
+"""Kinds by prefixes of names; more of them differ within a fused projection than in real files."""
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
@@ -41,12 +41,12 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def write_mixed(path: Path, kinds: Mapping[str, str], parts: int = 1) -> Path:
-    """Write it; in so many parts if there is to be more than one, and then give the path of the first.
+    """Write the model, in `parts` files if more than one; returns the path of the first.
 
     Args:
         path: where to.
-        kinds: by the beginning of a tensor's name; "" for all others.
-        parts: each has some of the tensors, the first one the settings too.
+        kinds: the kind of block for each prefix of a tensor's name; "" for all others.
+        parts: how many files; each has some of the tensors, and the first has the settings too.
     """
     names = list(shapes())
     paths = [path] if parts == 1 else [part_path(path, number, parts) for number in range(1, parts + 1)]
@@ -116,7 +116,7 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, kinds: Mapping[str, str]) ->
 
 
 def sized_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Blocks whose products with numbers of the size of 1 are of that size too."""
+    """Blocks whose products with numbers of about 1 are of about 1 too."""
     blocks = random_blocks(kind, rows, columns, seed)
     set_scales(kind, blocks, 2.0**-7)
     size = np.sqrt(np.mean(numbers(kind, blocks).astype(np.float64) ** 2))

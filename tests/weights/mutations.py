@@ -18,7 +18,7 @@ from penstock.weights.files import open_model
 
 SECONDS_FOR_EACH = 2.0
 COUNTS = [60, pytest.param(500, marks=pytest.mark.deep)]
-"""Mutations of one file: a few in `make test`, and what is promised in `make test-deep`."""
+"""Mutations of one file: a few in `make test`, and the promised number in `make test-deep`."""
 
 Load = Callable[[Path, Mapping[str, tuple[int, ...]]], dict[str, torch.Tensor]]
 """From a path and the shapes that a model needs to the tensors."""
@@ -99,7 +99,7 @@ def check_mutations(
 
 
 def check_message(message: str, path: Path) -> None:
-    """One line that names the file, of a length that can be read."""
+    """An error is one line of readable length that names the file."""
     assert str(path) in message
     assert len(message) < 1000, message
     assert message.isprintable(), message

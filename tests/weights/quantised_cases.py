@@ -87,7 +87,7 @@ FLOATS = {
 
 
 def every_format() -> Iterator[tuple[str, Tensors, dict[str, Any], torch.Tensor]]:
-    """Name, tensors of the module `a`, `quantization_config`, and the numbers: of every case, NF4 too."""
+    """For every case, NF4 too: name, tensors of the module `a`, `quantization_config`, and the numbers."""
     for name, (matrix, lay_out, section, _) in STORED.items():
         yield name, lay_out("a", matrix), section, matrix.numbers
     for name, (of_floats, changes) in FLOATS.items():

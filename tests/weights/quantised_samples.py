@@ -1,6 +1,6 @@
 """Random quantised matrices, what they stand for, and how the formats of safetensors lay them out.
 
-Packed number by number, as the formats' papers and tools say; nothing here is the loader's.
+Packed number by number, as the formats' papers and tools say; nothing here uses the loader.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 WORD = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Nibble i of a word of AWQ is for this one of eight outputs."""
+"""The one of eight outputs that nibble i of a word of AWQ is for."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Integers:
 
     @property
     def numbers(self) -> torch.Tensor:
-        """What they stand for, float32; computed in float64, where nothing is rounded."""
+        """The numbers they stand for, float32; computed in float64, where nothing is rounded."""
         codes = torch.from_numpy((self.codes - self.zeros[:, self.order]).astype(np.float64))
         return (codes * self.scales.double()[:, torch.from_numpy(self.order)]).float()
 
@@ -47,7 +47,7 @@ def integers(
     dtype: torch.dtype = torch.float16,
     seed: int = 0,
 ) -> Integers:
-    """Any codes; scales of the size that weights have. Zero points fit the first format of GPTQ: 1 and above."""
+    """Random codes; scales of the size that weights have. Zero points fit the first format of GPTQ: 1 and above."""
     random = np.random.default_rng(seed)
     groups = -(-inputs // group)
     zeros = random.integers(1, 1 << bits, (outputs, groups))
@@ -62,7 +62,7 @@ def integers(
 
 
 def words(codes: np.ndarray, bits: int) -> torch.Tensor:
-    """Codes `[R, C]`, as many as go into a word of 32 bits together, the first in the lowest: int32 `[R, words]`."""
+    """Pack codes `[R, C]` into words of 32 bits, the first in the lowest bits: int32 `[R, words]`."""
     of_word = WORD // bits
     filled = np.zeros((codes.shape[0], -(-codes.shape[1] // of_word) * of_word), dtype=np.int64)
     filled[:, : codes.shape[1]] = codes
@@ -73,7 +73,7 @@ def words(codes: np.ndarray, bits: int) -> torch.Tensor:
 
 
 def gptq(module: str, matrix: Integers, *, second: bool = False) -> dict[str, torch.Tensor]:
-    """As AutoGPTQ and gptqmodel write it, in the second format or the first."""
+    """The tensors as AutoGPTQ and gptqmodel write them, in the second format or the first."""
     stored = matrix.zeros.T if second else matrix.zeros.T - 1
     return {
         f"{module}.qweight": words(matrix.codes, matrix.bits).T.contiguous(),
@@ -124,7 +124,7 @@ def int_quantized(module: str, matrix: Integers) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Floats:
-    """Numbers in E4M3 `[N, K]` and scales, one for so many rows and inputs."""
+    """Numbers in E4M3 `[N, K]`, with one scale for each block of rows and inputs."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -132,7 +132,7 @@ class Floats:
 
     @property
     def numbers(self) -> torch.Tensor:
-        """What they stand for: float32, rounded once."""
+        """The numbers they stand for: float32, rounded once."""
         rows, inputs = self.codes.shape
         down, across = torch.arange(rows) // self.block[0], torch.arange(inputs) // self.block[1]
         return (self.codes.double() * self.scales.double()[down][:, across]).float()
@@ -141,7 +141,7 @@ class Floats:
 def floats(
     outputs: int, inputs: int, block: tuple[int, int], dtype: torch.dtype = torch.float32, seed: int = 0
 ) -> Floats:
-    """Any finite codes."""
+    """Random finite codes."""
     random = np.random.default_rng(seed)
     codes = torch.from_numpy(random.integers(0, 127, (outputs, inputs), dtype=np.uint8))
     codes |= torch.from_numpy(random.integers(0, 2, (outputs, inputs), dtype=np.uint8) << 7)

@@ -144,7 +144,7 @@ def test_dense_stacks_are_plain_tensors(tmp_path, stored, dtype):
 @pytest.mark.parametrize("stored", ["safetensors", "memory"])
 @pytest.mark.parametrize(("fmt", "dtype"), [(WeightFormat.DENSE, torch.float32), (WeightFormat.INT8, torch.bfloat16)])
 def test_experts_may_lie_inputs_first_with_gates_and_ups_in_turn(tmp_path, stored, fmt, dtype):
-    """As those of gpt-oss do."""
+    """As gpt-oss stores them."""
     turns = torch.stack((GATE, UP), dim=2).flatten(1, 2)  # [E, 2 * F, H]: a gate, its up, and so on
     tensors = {"gate_up": turns.mT.contiguous(), "down": DOWN.mT.contiguous(), "rows": turns}
     source = in_file(tmp_path, tensors) if stored == "safetensors" else Held(tensors)
@@ -234,7 +234,7 @@ def by_ours(numbers: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 class OneInBlocks(Held):
-    """Gates of the first expert are said to lie in blocks."""
+    """Claims that the gates of the first expert lie in blocks."""
 
     def stored_kind(self, name: str) -> str:
         return "Q8_0" if name == f"{NAME}.0.gate_proj.weight" else ""

@@ -381,7 +381,7 @@ WITHOUT_DIALECT = {
 }
 """Families that are read as another: llama, olmo2, gemma3, gemma4, qwen2_vl, qwen3_5, qwen3_5_moe, deepseek_v2, bert.
 
-Or not from GGUF.
+Or are not read from GGUF.
 """
 
 
@@ -391,7 +391,7 @@ def test_a_familys_dialect_has_the_familys_names_and_no_two_tensors_of_one_name(
     assert (dialect is None) == (family in WITHOUT_DIALECT)
     if dialect is None:
         return
-    assert dialect.model_type in (family, f"{family}_text")  # of a family that also sees images, the part that reads
+    assert dialect.model_type in (family, f"{family}_text")  # for a family that also sees images, its text part
     assert gguf_dialect(dialect.architecture, "m") is dialect
     assert dialect.architecture in gguf.MODEL_ARCH_NAMES.values()
     theirs = [*dialect.tensors.values(), *dialect.whole.values()]

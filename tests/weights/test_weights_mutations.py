@@ -38,11 +38,11 @@ from penstock.weights.packing import WeightFormat
 
 FORMATS = {name: rest for name, *rest in every_format()}
 QUICK = ("gptq_order", "awq", "packed", "fp8_blocks", "nf4_nested")
-"""Those of which `make test` damages some files."""
+"""The formats of which `make test` damages some files."""
 
 
 def quick_and_deep(names: Mapping[str, Any]) -> list[Any]:
-    """Each name with the mutations of a deep test, and some with those of a quick one."""
+    """Each name with the mutations of a deep test, and some also with those of a quick one."""
     quick, deep = COUNTS
     return [(name, quick) for name in QUICK] + [pytest.param(name, *deep.values, marks=deep.marks) for name in names]
 
@@ -141,7 +141,7 @@ VALUES: list[Any] = [None, True, -1, 0, 4, 8, 128, 1 << 40, "gptq", "gemm", [1, 
 @pytest.mark.parametrize("mutations", COUNTS)
 @pytest.mark.parametrize("seed", range(2))
 def test_any_settings_and_tensors_are_read_or_refused(tmp_path, seed, mutations):
-    """Values of the config put in each other's places, and parts left out or cut: an error of ours, or numbers."""
+    """Values of the config swapped, and parts left out or cut: an error of ours, or numbers."""
     random = np.random.default_rng(seed)
     outcomes = set()
     for _ in range(mutations):

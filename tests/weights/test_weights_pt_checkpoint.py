@@ -49,7 +49,7 @@ def state_of(gpt2):
 
 
 def rose_state(gpt2):
-    """As RoseLLM's trainer names and turns the tensors."""
+    """The tensors as RoseLLM's trainer names and transposes them."""
     names = {
         "transformer.wte.weight": "token_embedding.weight",
         "transformer.wpe.weight": "position_embedding.weight",

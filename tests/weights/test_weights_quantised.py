@@ -377,7 +377,7 @@ STATE = "a.weight.quant_state.bitsandbytes__nf4"
 
 
 def state(**changes: Any) -> Tensors:
-    """A key that is to be `...` is left out."""
+    """The NF4 tensors with a changed quantisation state; a key set to `...` is left out."""
     found = {**json.loads(bytes(NF[STATE].tolist())), **changes}
     found = {key: value for key, value in found.items() if value is not ...}
     return {**NF, STATE: torch.tensor(list(json.dumps(found).encode()), dtype=torch.uint8)}

@@ -158,7 +158,7 @@ def write_gguf(
 ) -> Path:
     """A GGUF file whose matrices have one type; `keys` override the metadata (None removes a key).
 
-    With a mapping as `quantisation`, those whose name holds a key of it have that type, and "" is for all others.
+    `quantisation` may also map parts of names to types; "" is for all others.
     """
     writer = gguf.GGUFWriter(path, tiny.architecture)
     for key, value in (gguf_metadata(tiny) | (keys or {})).items():
@@ -209,5 +209,5 @@ def default_vocabulary() -> dict[str, Any]:
 
 
 def with_gguf_layout(tiny: Tiny) -> Tiny:
-    """The same model as its family really is: Qwen 3 has heads of another width than hidden_size / heads."""
+    """The same model as its family really is: Qwen 3 has heads whose width is not hidden_size / heads."""
     return replace(tiny, head_dim=32) if tiny.architecture == "qwen3" else tiny

@@ -109,7 +109,7 @@ def test_a_worker_that_is_stopped_says_nothing_of_the_order(monkeypatch):
 
 
 def test_a_worker_that_gets_little_processor_time_is_waited_for(monkeypatch):
-    """As on a machine where others compute: it got some between two looks, and is not lost."""
+    """As on a busy machine: it got some time between two looks, and is not lost."""
     looks = count()
     monkeypatch.setattr("penstock.workers.process._processor_seconds", lambda pid: next(looks))
     slow = toys(wall_seconds=0.05)

@@ -1,4 +1,4 @@
-"""Who has a turn, who waits, and who is sent away."""
+"""Which callers get a turn, which wait, and which are turned away."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Crowd:
         self._until(lambda: self._of.waiting + len(self.playing) > before)
 
     def go(self, name: str, then: list[str]) -> None:
-        """End a turn; `then` are those who play next."""
+        """End a turn; `then` are the names whose turn comes next."""
         self._go[name].set()
         self._until(lambda: sorted(self.playing) == sorted(then))
 
     def end(self) -> None:
-        """Let all go."""
+        """End all turns."""
         for event in self._go.values():
             event.set()
         self._threads.shutdown()

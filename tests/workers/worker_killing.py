@@ -1,4 +1,4 @@
-"""Workers that somebody kills again and again, as a system does that is short of memory."""
+"""Workers that are killed again and again, as by a system that is short of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["killed_again_and_again"]
 
 @contextmanager
 def killed_again_and_again(pids: Callable[[], tuple[int, ...]]) -> Iterator[None]:
-    """Inside, every process that `pids` tells is killed within a millisecond or two."""
+    """Inside, every process that `pids` names is killed within a millisecond or two."""
     over = threading.Event()
 
     def kill() -> None:
