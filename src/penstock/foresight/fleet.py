@@ -29,7 +29,7 @@ class Fleet:
         engines: the engines, without any work.
 
     Attributes:
-        engines: see above.
+        engines: the engines, in the order given.
     """
 
     def __init__(self, engines: Sequence[SimulatedEngine]) -> None:

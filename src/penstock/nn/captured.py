@@ -2,7 +2,8 @@
 
 A decode step of a small model takes hundreds of launches, and the host needs longer for them than the device needs to
 compute. A graph is captured when a step of its size first occurs, and replayed with other contents. Larger steps, steps
-with adapters, and programs with operations that wait for the device run on the reference with the same backend.
+with adapters, block sizes that do not divide a segment of attention, and programs with operations that wait for the
+device run on the reference with the same backend.
 
 Decides which steps are captured, and how a step's rows become a graph's inputs: token by token, each with its own row
 of the block table, so that a graph need not distinguish decode rows, drafts and short prompts. Results have the same

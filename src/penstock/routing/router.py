@@ -224,9 +224,10 @@ class Router:
         if keys:  # by the first block that no replica holds, so that prompts with a shared prefix do not crowd
             new = min(max(held.values(), default=0), len(keys) - 1)
             favourites = self._ring.after(keys[new], _FAVOURITES, able)
-        free = fit[part]  # the last of the freest eighth
-        behind = free.wait(0, now, self._stay.seconds) / self._reading
-        floor = free.wait(0, now, self._stay.seconds) + _ALIKE * tokens / free.rate
+        freest = fit[part]  # the last of the freest eighth
+        least = freest.wait(0, now, self._stay.seconds)
+        behind = least / self._reading
+        floor = least + _ALIKE * tokens / freest.rate
         affinity = self._affinity + _BEHIND * behind
         weighed = []
         for place, each in enumerate(dict.fromkeys((*held, *favourites, *drawn))):
@@ -237,5 +238,5 @@ class Router:
                 cost = max(wait, floor) + (affinity + _WRITING * each.decoding) * unread / each.rate
                 weighed.append((cost, wait if length else _LATER, place, each))
         weighed.sort()
-        anywhere = floor + (affinity + _WRITING * free.decoding) * tokens / free.rate
+        anywhere = floor + (affinity + _WRITING * freest.decoding) * tokens / freest.rate
         return [each for place, (cost, _, _, each) in enumerate(weighed) if not place or cost <= anywhere]

@@ -6,7 +6,7 @@ import { Lanes } from "./lanes.js";
 const $ = (id) => document.getElementById(id);
 const SHOWN = 72;
 
-/** Whether an engine has no such view at all: several engines behind one server have none. */
+/** Whether an engine has no such view at all: the replicas of a fleet have none. */
 export const refusesViews = (error) => error.code === "views_off";
 
 /** A path of the engine's views, for the model that is shown; "" is the server's only one. */
