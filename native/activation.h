@@ -1,4 +1,4 @@
-// Activations of rows: every element by itself.
+// Activations of rows, element by element.
 #pragma once
 
 #include "elements.h"
@@ -43,7 +43,7 @@ PENSTOCK_INLINE void each_element(const ActivationCall& call, Pool& pool, const 
 }
 
 // GELU by tanh: x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3) (Hendrycks and Gimpel 2016). Since
-// 1 + tanh(u) = 2 / (1 + exp(-2 u)), no difference of near equals is taken.
+// 1 + tanh(u) = 2 / (1 + exp(-2 u)), no two nearly equal numbers are subtracted.
 PENSTOCK_INLINE f32x16 gelu_by_tanh(f32x16 x) {
     const f32x16 cubic = fma(mul(broadcast(0.044715f), mul(x, x)), x, x);
     return sigmoid_weighted(x, mul(broadcast(1.5957691216f), cubic));
@@ -58,8 +58,8 @@ inline void gelu_new_and_mul(const ActivationCall& call, Pool& pool) {
     each_gated(call, pool, [](f32x16 gate, f32x16 up) { return mul(gelu_by_tanh(gate), up); });
 }
 
-// g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up cut to [-7, 7]: the experts of gpt-oss. In this order of arguments
-// a NaN passes.
+// g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up clamped to [-7, 7]: the experts of gpt-oss. min and max
+// take their arguments in this order so that a NaN passes.
 PENSTOCK_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
     const f32x16 most = broadcast(7.0f), g = min(most, gate), u = max(broadcast(-7.0f), min(most, up));
     return mul(sigmoid_weighted(g, mul(broadcast(1.702f), g)), add(u, broadcast(1.0f)));
@@ -69,13 +69,14 @@ inline void clamped_swiglu_and_mul(const ActivationCall& call, Pool& pool) {
     each_gated(call, pool, [](f32x16 gate, f32x16 up) { return clamped_swiglu(gate, up); });
 }
 
-// GELU by the normal distribution: x Phi(x) (Hendrycks and Gimpel 2016), as max(x, 0) - a Phi(-a) with a = |x|: no
-// difference of near equals is taken here either.
+// GELU by the normal distribution: x Phi(x) (Hendrycks and Gimpel 2016), as max(x, 0) - a Phi(-a) with a = |x|: again
+// no two nearly equal numbers are subtracted.
 //
 // Phi(-a) = exp(-a^2 / 2) t q(t), t = 1 / (1 + 0.3 a), where q of degree 9 is the minimax fit for the relative error on
-// [0, 14.5] (2e-8 with these coefficients); beyond it a Phi(-a) is no float32, and a is cut so that infinities pass.
+// [0, 14.5] (2e-8 with these coefficients); beyond it a Phi(-a) is too small for a float32. `a` is bounded so that
+// infinities pass.
 PENSTOCK_INLINE f32x16 gelu_by_normal(f32x16 x) {
-    const f32x16 a = min(broadcast(16.0f), abs(x));  // in this order of arguments a NaN passes, below too
+    const f32x16 a = min(broadcast(16.0f), abs(x));  // arguments in this order let a NaN pass, here and below
     const f32x16 t = div(broadcast(1.0f), fma(broadcast(0.3f), a, broadcast(1.0f)));
     f32x16 q = broadcast(-0x1.51e514p-6f);
     q = fma(q, t, broadcast(0x1.cc8942p-4f));

@@ -1,4 +1,4 @@
-// The tiles of AMX: eight registers of up to sixteen rows of 64 bytes, which a thread sets up and gives back.
+// The tiles of AMX: eight registers of up to sixteen rows of 64 bytes, which a thread configures and releases.
 #pragma once
 
 #include "simd.h"
@@ -10,12 +10,13 @@ struct TileShape {
     int rows, bytes;  // of a row
 };
 
-// The calling thread's tiles, for as long as this lives: until then the system saves 8 KiB more when it switches threads.
+// The calling thread's tiles, released by the destructor: while they are in use the system saves 8 KiB more at each
+// switch of threads.
 class AmxTiles {
 public:
     static constexpr int kTiles = 8;
 
-    // Tiles from 0 on; the others cannot be used.
+    // Configures tiles from 0 on; the others cannot be used.
     template <int kShapes>
     explicit AmxTiles(const TileShape (&shapes)[kShapes]) {
         static_assert(kShapes <= kTiles, "");
@@ -25,7 +26,7 @@ public:
             config.rows[tile] = uint8_t(shapes[tile].rows);
             config.bytes[tile] = uint16_t(shapes[tile].bytes);
         }
-        // GCC's instructions of tiles do not say what memory they read: all that was written so far must be there.
+        // GCC's tile intrinsics do not declare which memory they read, so all earlier writes must be complete.
         asm volatile("" : : "r"(&config) : "memory");
         _tile_loadconfig(&config);
     }
@@ -34,7 +35,7 @@ public:
     AmxTiles& operator=(const AmxTiles&) = delete;
 
 private:
-    // As LDTILECFG reads it (Intel's manual, volume 1, section 18.2).
+    // The layout that LDTILECFG reads (Intel's manual, volume 1, section 18.2).
     struct Config {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes[16];

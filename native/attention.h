@@ -1,35 +1,35 @@
-// Attention over keys and values in blocks, for ragged rows of prefill and decode alike: one file, because the promise
-// below is about all of it together.
+// Attention over keys and values in blocks, for ragged rows of prefill and decode alike. One file, because the order
+// of arithmetic below covers all of it.
 //
-// Work is cut into tiles. Query i of a row and head g of a group make the pair i * G + g, and a tile is up to kTileRows
-// neighbouring pairs of one row and one key-value head: in decode the heads of a group, in prefill several queries. All
-// pairs of a tile share each load of a key or value.
+// Work is divided into tiles. Query i of a row and head g of a group make the pair i * G + g, and a tile is up to
+// kTileRows neighbouring pairs of one row and one key-value head: in decode the heads of a group, in prefill several
+// queries. All pairs of a tile share each load of a key or value.
 //
 // Order of the arithmetic, the same for every pair whatever its tile, its batch and the threads:
 //
 //     for each chunk of kChunk absolute positions of which the pair sees any, with the positions that it sees:
-//         score[p]  = sum over d ascending of q[d] * scale * k[p][d]             one accumulator a score
-//         score[p]  = softcap * tanh(score[p] / softcap)                         where there is a softcap
+//         score[p]  = sum over d ascending of q[d] * scale * k[p][d]             one accumulator for each score
+//         score[p]  = softcap * tanh(score[p] / softcap)                         if there is a softcap
 //         top       = max score,  weight[p] = exp(score[p] - top)
 //         sum       = weights added up in 16 lanes (p mod 16, ascending), then across lanes
-//         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator an element
+//         mixed[d]  = sum over p ascending of weight[p] * v[p][d]                one accumulator for each element
 //
-// With AVX512-BF16 and a bfloat16 cache, d and p go by pairs, whose products are added at once: then the scaled query
-// is rounded to bfloat16, and so is each weight, before it is added to `sum` too. A position whose neighbour the pair does
-// not see has 0 for it.
+// With AVX512-BF16 and a bfloat16 cache, d and p advance by two, and one instruction adds both products. The scaled
+// query is then rounded to bfloat16, and so is each weight, before it is added to `sum`. Where the pair sees only one
+// of two neighbouring positions, the other has weight 0.
 //
 //     chunks are folded into the result in ascending order (online softmax: Milakov and Gimelshein 2018)
-//     sum       = sum + exp(sink - top)                                      where there are sinks, after the last chunk
+//     sum       = sum + exp(sink - top)                                      if there are sinks, after the last chunk
 //
-// Int8 keys and values (attention_call.h) differ in the products only: the query is rounded to int16 on a scale of its
-// own, so that the sum over d is one of integers and exact, and is then multiplied by both scales. The scale of a value
-// is multiplied into its weight after the weights were added up; these products are rounded to int16, on a scale that a
-// pair has for each chunk, and the sum over p is again one of integers.
+// Int8 keys and values (attention_call.h) change only the products. The query is rounded to int16 with a scale of its
+// own, so the sum over d is an exact sum of integers, which is then multiplied by both scales. After the weights are
+// added up, each is multiplied by the scale of its value. These products are rounded to int16, with one scale for each
+// pair and chunk, so the sum over p is an exact sum of integers too.
 //
-// Where there are too few tiles for the threads, chunks are computed apart and folded afterwards, by the same fold.
-// Positions that a pair does not see, beyond its last or before its window, are never multiplied: scores there are
-// replaced, values there are not read. (Blocks are reused without being cleared, and 0 * NaN is NaN.) A tile reads
-// from the first position on that one of its pairs sees; no block before it is looked up.
+// If there are fewer tiles than threads can share, chunks are computed separately and folded afterwards, by the same
+// fold. Positions that a pair does not see, after its own or before its window, are never multiplied: their scores are
+// replaced and their values not read. (Blocks are reused without being cleared, and 0 * NaN is NaN.) A tile starts to
+// read at the first position that any of its pairs sees; no earlier block is looked up.
 #pragma once
 
 #include "attention_call.h"
@@ -41,23 +41,23 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-constexpr int kPiece = 64;  // positions whose scores are computed at a time: keys of a piece stay in the first cache
+constexpr int kPiece = 64;  // positions whose scores are computed together: the keys of a piece stay in the L1 cache
 constexpr int kPieceGroups = kPiece / kLanes;
 constexpr int kCacheLine = 64;  // bytes
-constexpr int kHeadStride = kMostHeadDim + kLanes;  // an odd number of lines: rows of a tile share no set of the first cache
+constexpr int kHeadStride = kMostHeadDim + kLanes;  // an odd number of lines: rows of a tile use different sets of L1
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// Register tiles: pairs x vectors. Bits do not depend on them.
+// Register tiles: pairs x vectors. Results do not depend on their sizes.
 #if defined(PENSTOCK_AVX512)
 constexpr int kScoreRows = 4, kScoreGroups = 4, kMixRows = 6, kMixVectors = 4;
 #elif defined(PENSTOCK_ISA_AVX2)
-// 8 sums, 4 registers of what 16 pairs of bfloat16 become, 1 of what they meet: widened once for four rows.
+// 8 sums, 4 registers for 16 widened pairs of bfloat16, 1 for the operand: widened once for four rows.
 constexpr int kScoreRows = 4, kScoreGroups = 1, kMixRows = 4, kMixVectors = 1;
 #else
 constexpr int kScoreRows = 1, kScoreGroups = 2, kMixRows = 1, kMixVectors = 2;
 #endif
 
-// AVX512-BF16 multiplies pairs of bfloat16 and adds both products: packed keys and values as they lie.
+// AVX512-BF16 multiplies pairs of bfloat16 and adds both products: it takes packed keys and values as they are stored.
 #if defined(PENSTOCK_ISA_AVX512_BF16)
 constexpr bool kHasPairProduct = true;
 #else
@@ -70,27 +70,27 @@ constexpr int kPerWord = int(sizeof(uint32_t) / sizeof(T));
 template <typename T>
 constexpr bool kIsInt8 = sizeof(T) == 1;
 
-// What one thread needs for one tile; on its stack.
+// The memory that one thread needs for one tile, on its stack.
 struct TileMemory {
-    // Scaled; fp32, pairs of bf16 for the pair product, or pairs of int16 beside int8 keys.
+    // Scaled queries: fp32, pairs of bf16 for the pair product, or pairs of int16 for int8 keys.
     alignas(64) uint32_t query[kTileRows * kHeadStride];
-    float query_scale[kTileRows];                          // of int16
-    alignas(64) float scores[kTileRows * kChunk];          // then weights
+    float query_scale[kTileRows];                          // of int16 queries
+    alignas(64) float scores[kTileRows * kChunk];          // replaced by weights
     alignas(64) float mixed[kTileRows * kHeadStride];      // of the chunk
     alignas(64) float result[kTileRows * kHeadStride];     // of all chunks so far
     float top[kTileRows], sum[kTileRows];
     alignas(64) bf16 rounded[kTileRows * kChunk];          // weights for the pair product
-    // Keys that do not lie packed in runs of 16, or values that do not lie in words of positions: a piece of them.
+    // A piece of keys that are not packed in runs of 16, or of values that are not packed in words of positions.
     alignas(64) uint32_t gathered[kMostHeadDim * kPiece];
-    const void* value[kChunk];  // where the words of each group of values lie; a group is the positions of a word
-    // Of int8: scales; where a position stands among the groups that `value` names; weights in that order, and theirs.
+    const void* value[kChunk];  // the address of each group's words; a group is the positions that share a word
+    // For int8: scales; the place of each position in the groups of `value`; weights in that order, and their scales.
     alignas(64) float value_scale[kChunk];
     int16_t place[kChunk];
     alignas(64) int16_t codes[kTileRows][kChunk * kGroupPositions];
     float code_scale[kTileRows];
 };
 
-// Up to kTileRows pairs of row `row`, from pair `first`, and one key-value head.
+// Up to kTileRows pairs of row `row`, starting with pair `first`, for one key-value head.
 struct TileSpan {
     int row, first, count, kv_head;
 };
@@ -100,30 +100,30 @@ PENSTOCK_INLINE int64_t slot_of(const AttentionCall& call, int row, int position
     return int64_t(block) * call.cache.block_size + position % call.cache.block_size;
 }
 
-// How many positions there are up to that of pair `index` of the row, its own included.
+// The number of positions up to that of pair `index` of the row, its own included.
 PENSTOCK_INLINE int up_to(const AttentionCall& call, int row, int index) {
     const int group = call.q_heads / call.cache.kv_heads;
     const int count = call.q_start[row + 1] - call.q_start[row];
     return call.kv_len[row] - count + index / group + 1;
 }
 
-// The end of the positions that the pair sees.
+// One past the last position that the pair sees.
 PENSTOCK_INLINE int seen_by(const AttentionCall& call, int row, int index) {
     const int own = up_to(call, row, index), left = call.kv_len[row] - own;
     return own + (call.ahead < left ? call.ahead : left);
 }
 
-// Their begin.
+// The first position that the pair sees.
 PENSTOCK_INLINE int hidden_from(const AttentionCall& call, int row, int index) {
     return window_start(call.window, up_to(call, row, index));
 }
 
-// What the pairs of a tile see of one chunk, in positions of the chunk.
+// The part of a chunk that each pair of a tile sees, in positions of the chunk.
 struct Sight {
-    int from, until;        // the pairs that see some of it
+    int from, until;        // the pairs that see any of it
     int begin[kTileRows];   // of each of them, ascending
     int end[kTileRows];     // of each of them, ascending
-    int first, most;        // the begin of all, and the end
+    int first, most;        // the lowest begin and the highest end
     int base;               // `first` rounded down to a vector: where scores begin
 };
 
@@ -147,15 +147,15 @@ PENSTOCK_INLINE Sight sight_of(const AttentionCall& call, const TileSpan& span, 
 
 // ---- memory ahead --------------------------------------------------------------------------------------------------
 
-// Where the words of up to kPieceGroups groups of 16 positions lie: word w of a group at group[g] + w * stride.
+// Addresses of the words of up to kPieceGroups groups of 16 positions: word w of group g is at group[g] + w * stride.
 struct KeyPiece {
     const uint32_t* group[kPieceGroups];
     int64_t stride;
 };
 
-// Memory that is needed next, fetched line by line while the registers work: blocks lie anywhere, and what comes after
-// a block no prefetcher can guess. Rows of values first, then keys: lines at `group[g] + word * stride`. Into the
-// second cache, because only that one lets enough lines be on their way at once.
+// Prefetches memory that is needed next, line by line, between arithmetic: blocks lie anywhere, so the processor's
+// prefetcher cannot guess what follows a block. Rows of values first, then keys: lines at `group[g] + word * stride`.
+// They go into the L2 cache, since only it allows enough requests at once.
 struct Ahead {
     const uint32_t* group[kPieceGroups];
     int groups = 0, words = 0;
@@ -186,7 +186,7 @@ struct Ahead {
 
 // ---- queries ------------------------------------------------------------------------------------------------------
 
-// The tile's queries, scaled: words of the kind that `score_tile` multiplies keys with.
+// Scales the tile's queries and stores them as the words by which `score_tile` multiplies keys.
 template <typename Q, typename T, bool kPairs>
 PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& span, TileMemory& memory) {
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim;
@@ -204,7 +204,7 @@ PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& spa
             memory.query_scale[i] = encode_query(scaled, dim, to);
             continue;
         }
-        to[kPairs ? dim / 2 : dim - 1 + dim % 2] = 0;  // an odd head_dim is filled up
+        to[kPairs ? dim / 2 : dim - 1 + dim % 2] = 0;  // pads an odd head_dim
         for (int d = 0; d < dim; d += kLanes) {
             const f32x16 scaled = mul(load_at(from, d, dim), broadcast(call.scale));
             if (kPairs) {
@@ -218,19 +218,19 @@ PENSTOCK_INLINE void load_queries(const AttentionCall& call, const TileSpan& spa
 
 // ---- keys ---------------------------------------------------------------------------------------------------------
 
-// Groups of 16 in the next piece of a chunk of which `left` positions are left.
+// The number of groups of 16 in the next piece of a chunk that has `left` positions left.
 PENSTOCK_INLINE int groups_in(int left) {
     if (left <= 0) return 0;
     return left < kPiece ? (left + kLanes - 1) / kLanes : kPieceGroups;
 }
 
-// Words of a key, the one with the scale of int8 included.
+// The number of words of a key, including the scale of an int8 key.
 template <typename T>
 constexpr int words_of(int head_dim) {
     return (head_dim + kPerWord<T> - 1) / kPerWord<T> + (kIsInt8<T> ? 1 : 0);
 }
 
-// Sixteen natural keys, transposed: word w of key i to `to[w * 16 + i]`.
+// Transposes sixteen natural keys: word w of key i goes to `to[w * 16 + i]`.
 template <typename T>
 PENSTOCK_INLINE void gather_natural(const T* const* key, int dim, uint32_t* to) {
     const int whole = dim / kPerWord<T>;
@@ -250,8 +250,8 @@ PENSTOCK_INLINE void gather_natural(const T* const* key, int dim, uint32_t* to) 
     }
 }
 
-// The keys of positions [start, start + 16 * groups), `start` a multiple of 16, of which those of [begin, end) may be
-// read: one of them at least in each group.
+// Finds or gathers the keys of positions [start, start + 16 * groups), `start` a multiple of 16. Only positions of
+// [begin, end) may be read; each group has at least one.
 template <typename T>
 PENSTOCK_INLINE KeyPiece find_keys(const AttentionCall& call, const TileSpan& span, int start, int groups, int begin,
                                    int end, uint32_t* memory) {
@@ -409,7 +409,7 @@ PENSTOCK_INLINE void score_rest(const uint32_t* query, const float* query_scale,
     }
 }
 
-// Scores of pairs [from, count) with the keys of one piece.
+// Computes the scores of pairs [from, count) with the keys of one piece.
 template <typename T, bool kPairs>
 PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece, int groups, int words, int from,
                                  int count, float* scores, Ahead& ahead) {
@@ -424,7 +424,7 @@ PENSTOCK_INLINE void score_piece(const TileMemory& memory, const KeyPiece& piece
 
 // ---- weights ------------------------------------------------------------------------------------------------------
 
-// Rounded to bfloat16 at `p`; returns what that stands for.
+// Stores the weights as bfloat16 at `p`; returns the rounded values.
 PENSTOCK_INLINE f32x16 round_to(bf16* p, f32x16 weight) {
 #if defined(PENSTOCK_ISA_AVX512_BF16)
     const __m256i half = narrow(weight);
@@ -474,13 +474,13 @@ PENSTOCK_INLINE void weigh(float* scores, bf16* rounded, int hidden, int seen, f
 
 // ---- values -------------------------------------------------------------------------------------------------------
 
-// Whether the words of values lie in the cache as they are multiplied: each with the same element of neighbours.
+// Whether the cache stores values in the words that are multiplied: the same element of neighbouring positions.
 template <typename T>
 PENSTOCK_INLINE bool lie_in_words(const KvCache& cache) {
     return kPerWord<T> == 1 || (cache.packed && cache.block_size % kPerWord<T> == 0);
 }
 
-// The values of one position: element d at `of[d * apart]`.
+// The values of one position: element d is at `of[d * apart]`.
 template <typename T>
 struct Values {
     const T* of;
@@ -500,7 +500,7 @@ PENSTOCK_INLINE Values<T> values_of(const AttentionCall& call, const TileSpan& s
     return {values + group * cache.head_dim * w + offset % w, w};
 }
 
-// Where the words of positions [start, start + count) lie in the cache, block by block. Returns how many groups.
+// Finds the words of positions [start, start + count) in the cache, block by block. Returns the number of groups.
 template <typename T>
 PENSTOCK_INLINE int find_values(const AttentionCall& call, const TileSpan& span, int start, int count,
                                 const void** value) {
@@ -517,8 +517,8 @@ PENSTOCK_INLINE int find_values(const AttentionCall& call, const TileSpan& span,
     return groups;
 }
 
-// The words of positions [begin, end) of a chunk, `begin` the first of a word, gathered from wherever they lie; 0 beyond
-// the end and before `first`.
+// Gathers the words of positions [begin, end) of a chunk; `begin` is the first position of a word. Positions from `end`
+// on and before `first` become 0.
 template <typename T>
 PENSTOCK_INLINE void gather_values(const AttentionCall& call, const TileSpan& span, int start, int first, int begin,
                                    int end, TileMemory& memory) {
@@ -545,7 +545,7 @@ PENSTOCK_INLINE const int8_t* int8_values(const AttentionCall& call, const TileS
     return static_cast<const int8_t*>(call.cache.values) + head * value_bytes(call.cache);
 }
 
-// The same for groups of int8 values, of which the first and the last may have positions outside. Returns how many.
+// The same for groups of int8 values, whose first and last may include other positions. Returns the number of groups.
 PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan& span, int start, int count,
                                       TileMemory& memory) {
     const int size = call.cache.block_size, dim = call.cache.head_dim;
@@ -553,11 +553,11 @@ PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan&
     int offset = start % size, groups = 0;
     for (int p = 0; p < count; block++, offset = 0) {
         const int8_t* values = int8_values(call, span, *block);
-        PENSTOCK_PREFETCH(values + value_codes(call.cache) + offset * int(sizeof(float)));  // read after the scores
+        PENSTOCK_PREFETCH(values + value_codes(call.cache) + offset * int(sizeof(float)));  // needed after the scores
         const int last = size - offset < count - p ? size : offset + count - p;
         for (int group = offset / kGroupPositions; group * kGroupPositions < last; group++, groups++) {
             memory.value[groups] = values + int64_t(group) * kGroupPositions * dim;
-            if (size % kGroupPositions == 0) continue;  // then positions stand in order
+            if (size % kGroupPositions == 0) continue;  // then positions are in order
             for (; offset < last && offset < (group + 1) * kGroupPositions; offset++, p++) {
                 memory.place[p] = int16_t(groups * kGroupPositions + offset % kGroupPositions);
             }
@@ -567,7 +567,7 @@ PENSTOCK_INLINE int find_value_groups(const AttentionCall& call, const TileSpan&
     return groups;
 }
 
-// The scales of the int8 values of positions [begin, end) of a chunk, zeros in what they leave of whole vectors.
+// Loads the scales of the int8 values of positions [begin, end) of a chunk, padded with zeros to whole vectors.
 PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan& span, int start, int begin, int end,
                                        float* scale) {
     const int size = call.cache.block_size;
@@ -583,8 +583,8 @@ PENSTOCK_INLINE void load_value_scales(const AttentionCall& call, const TileSpan
     for (int p = end; p % kLanes != 0; p++) scale[p] = 0.0f;
 }
 
-// The weights of pair m times the scales of their values, as int16 where `groups` groups want them, of which the first
-// has position `begin`; 0 elsewhere.
+// Stores the weights of pair m times the scales of their values as int16, in the order of `groups` groups, the first of
+// which contains position `begin`; all others are 0.
 PENSTOCK_INLINE void encode_weights(const AttentionCall& call, const Sight& sight, int m, int begin, int groups,
                                     TileMemory& memory) {
     float* weights = memory.scores + m * kChunk;
@@ -592,9 +592,9 @@ PENSTOCK_INLINE void encode_weights(const AttentionCall& call, const Sight& sigh
     for (int p = begin / kLanes * kLanes; p < seen; p += kLanes) {
         store(weights + p, mul(load(weights + p), load(memory.value_scale + p)));
     }
-    for (int p = begin; p < sight.begin[m]; p++) weights[p] = 0.0f;  // whatever their scores and scales are
+    for (int p = begin; p < sight.begin[m]; p++) weights[p] = 0.0f;  // the pair does not see these
     int16_t* to = memory.codes[m];
-    if (call.cache.block_size % kGroupPositions == 0) {  // so chunks begin with a group, and positions stand in order
+    if (call.cache.block_size % kGroupPositions == 0) {  // so chunks begin with a group, and positions are in order
         memory.code_scale[m] = encode_head(weights + begin, count, 32767.0f, to);
         memset(to + count, 0, size_t(groups * kGroupPositions - count) * sizeof(int16_t));
         return;
@@ -605,7 +605,7 @@ PENSTOCK_INLINE void encode_weights(const AttentionCall& call, const Sight& sigh
     for (int p = 0; p < count; p++) to[memory.place[p]] = codes[p];
 }
 
-// mixed[m][column .. column + 16 * kVectors) = weights of all positions times their values, both int8 and int16.
+// mixed[m][column .. column + 16 * kVectors) = the sum over positions of int16 weights times int8 values.
 template <int kRows, int kVectors, bool kTail>
 PENSTOCK_INLINE void mix_int8_tile(TileMemory& memory, int m, int groups, int column, int tail, Ahead& ahead) {
     Sums sum[kRows][kVectors];
@@ -615,7 +615,7 @@ PENSTOCK_INLINE void mix_int8_tile(TileMemory& memory, int m, int groups, int co
         for (int v = 0; v < kVectors; v++) sum[i][v] = no_sum();
     }
     for (int g = 0; g < groups; g++) {
-        if (g % kLanes == 0) ahead.fetch();  // keys have a word more than values
+        if (g % kLanes == 0) ahead.fetch();  // keys have one word more than values
         const uint32_t* words = static_cast<const uint32_t*>(memory.value[g]) + column;
         uint32_t weights[kRows][2];
         PENSTOCK_UNROLL
@@ -668,10 +668,11 @@ PENSTOCK_INLINE void mix_int8(TileMemory& memory, int dim, int from, int count, 
     mix_int8_rest<kMixRows>(memory, m, count - m, groups, dim, ahead);
 }
 
-// Which positions of a group of two count: of the other, not written yet or not this pair's to see, nothing is multiplied.
+// Which positions of a group of two count. The other one, which is not written yet or hidden from this pair, is not
+// multiplied.
 enum class Half { both, first, second };
 
-// mixed[m][column .. column + 16 * kVectors) += weights of the groups [begin, end) times their values.
+// mixed[m][column .. column + 16 * kVectors) += the sum over groups [begin, end) of weights times values.
 template <typename T, int kRows, int kVectors, bool kTail, Half kHalf>
 PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, const float* weights,
                               [[maybe_unused]] const bf16* rounded, int begin, int end, float* mixed, Ahead& ahead) {
@@ -735,7 +736,7 @@ PENSTOCK_INLINE void mix_tile(const void* const* value, int column, int tail, co
     }
 }
 
-// All columns, for pairs from m on.
+// All columns, for kRows pairs from m on.
 template <typename T, int kRows, Half kHalf>
 PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int end, Ahead& ahead) {
     const void* const* value = memory.value;
@@ -754,8 +755,8 @@ PENSTOCK_INLINE void mix_rows(TileMemory& memory, int dim, int m, int begin, int
     }
 }
 
-// Pairs [m, m + kRows) and those of the positions [begin, end) that they see, of each pair in ascending order: the groups
-// that all see whole are mixed together, what each sees before and beyond them alone.
+// Mixes the positions of [begin, end) that pairs [m, m + kRows) see, for each pair in ascending order. Groups that all
+// of them see whole are mixed together; what a pair sees before and after those groups is mixed for it alone.
 template <typename T, int kRows>
 PENSTOCK_INLINE void mix_together(TileMemory& memory, int dim, int m, const Sight& sight, int begin, int end,
                                   Ahead& ahead) {
@@ -794,7 +795,7 @@ PENSTOCK_INLINE void mix_rest(TileMemory& memory, int dim, int m, int rest, cons
     }
 }
 
-// The pairs that see some of the chunk, and those of the positions [begin, end) that they see.
+// All pairs that see any of the chunk, for the positions of [begin, end) that they see.
 template <typename T>
 PENSTOCK_INLINE void mix(TileMemory& memory, int dim, const Sight& sight, int begin, int end, Ahead& ahead) {
     int m = sight.from;
@@ -806,7 +807,7 @@ PENSTOCK_INLINE void mix(TileMemory& memory, int dim, const Sight& sight, int be
 
 // ---- chunks -------------------------------------------------------------------------------------------------------
 
-// Into (top, sum, result) of the chunks so far the next one's (top, sum, mixed).
+// Folds the (top, sum, mixed) of the next chunk into the (top, sum, result) of the chunks before it.
 PENSTOCK_INLINE void fold(float& top, float& sum, float* result, float next_top, float next_sum, const float* mixed,
                           int dim) {
     const float highest = next_top > top ? next_top : top;
@@ -823,7 +824,7 @@ PENSTOCK_INLINE int first_of(const AttentionCall& call, const TileSpan& span) {
     return hidden_from(call, span.row, span.first);
 }
 
-// The keys that are read after the last piece of a chunk: the next chunk's, or those that the next tile begins with.
+// The keys to read after the last piece of a chunk: those of the next chunk, or the first of the next tile.
 template <typename T>
 PENSTOCK_INLINE void aim_beyond(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int start,
                                 TileMemory& memory, Ahead& ahead) {
@@ -835,8 +836,8 @@ PENSTOCK_INLINE void aim_beyond(const AttentionCall& call, const TileSpan& span,
               words_of<T>(call.cache.head_dim));
 }
 
-// The part of chunk `chunk` in each pair of the tile: `top`, `sum` and `mixed`. Returns the pairs that see some of it.
-// `next_span` is the tile that the same thread has next, if it has one.
+// Computes `top`, `sum` and `mixed` of chunk `chunk` for each pair of the tile. Returns the pairs that see any of it.
+// `next_span` is the next tile of the same thread, if there is one.
 template <typename T, bool kPairs>
 Sight attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSpan* next_span, int chunk,
                    TileMemory& memory, float* top, float* sum) {
@@ -844,10 +845,10 @@ Sight attend_chunk(const AttentionCall& call, const TileSpan& span, const TileSp
     const int start = chunk * kChunk, dim = cache.head_dim, words = words_of<T>(cache.head_dim);
     const Sight sight = sight_of(call, span, start);
     const int most = sight.most;
-    // Where values begin: with the word or the group of the first position, where that lies in one block.
+    // Values begin at the word or group of the first position, if that lies in one block.
     constexpr int w = kPerWord<T>;
     const int skipped = !kIsInt8<T> || cache.block_size % w == 0 ? sight.first / w * w : sight.first;
-    int groups_of_values = 0;  // 0 where they are to be gathered
+    int groups_of_values = 0;  // 0: they are gathered
     if constexpr (kIsInt8<T>) {
         groups_of_values = find_value_groups(call, span, start + skipped, most - skipped, memory);
     } else if (lie_in_words<T>(cache)) {
@@ -914,7 +915,7 @@ PENSTOCK_INLINE void write_result(const AttentionCall& call, const TileSpan& spa
     const int group = call.q_heads / call.cache.kv_heads, dim = call.cache.head_dim, index = span.first + m;
     const int64_t token = call.q_start[span.row] + index / group, head = span.kv_head * group + index % group;
     const int64_t at = token * call.out.stride + head * dim;
-    if (call.sinks) sum += lane0(exp(broadcast(call.sinks[head] - top)));  // inf where the sink takes all: 0 is left
+    if (call.sinks) sum += lane0(exp(broadcast(call.sinks[head] - top)));  // inf if the sink takes all: the result is 0
     for (int d = 0; d < dim; d += kLanes) {
         const f32x16 out = div(load(result + d), broadcast(sum));
         if (call.out.element == Element::bf16) {
@@ -940,7 +941,7 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
     TileMemory memory;
     load_queries<Q, T, kPairs>(call, span, memory);
     float top[kTileRows], sum[kTileRows];
-    int begun = 0;  // pairs that have a result already
+    int begun = 0;  // the pairs that have a result already
     const Chunks chunks = chunks_of(call, span);
     for (int chunk = chunks.begin; chunk < chunks.end; chunk++) {
         const Sight sight = attend_chunk<T, kPairs>(call, span, next_span, chunk, memory, top, sum);
@@ -962,10 +963,10 @@ void attend_tile(const AttentionCall& call, const TileSpan& span, const TileSpan
     }
 }
 
-// ---- one chunk a task, for few tiles of long contexts ---------------------------------------------------------------
+// ---- one chunk per task, for few tiles of long contexts -------------------------------------------------------------
 
-// The parts of the chunk that is number `index` of a tile's, as they wait to be folded: [kTileRows][dim] mixed, then
-// tops, then sums. No tile has more than `most` chunks.
+// Where the results of a tile's chunk number `index` wait to be folded: [kTileRows][dim] mixed, then tops, then sums.
+// No tile has more than `most` chunks.
 PENSTOCK_INLINE float* part_of(const AttentionCall& call, float* parts, int64_t tile, int64_t most, int64_t index) {
     return parts + (tile * most + index) * kTileRows * (call.cache.head_dim + 2);
 }
@@ -1017,7 +1018,7 @@ PENSTOCK_INLINE void run_all(Pool& pool, int64_t tasks, const Task& task) {
     }
 }
 
-// Tile `tile` of the call: the tiles of row r are numbers [starts[r], starts[r + 1]).
+// Tile number `tile` of the call: row r has the tiles [starts[r], starts[r + 1]).
 inline TileSpan find_tile(const AttentionCall& call, const int32_t* starts, int64_t tile, int kv_head) {
     int low = 0, high = call.rows;  // starts[low] <= tile < starts[high]
     while (high - low > 1) {
@@ -1033,7 +1034,7 @@ template <typename Q, typename T, bool kPairs>
 void attend_all(const AttentionCall& call, Pool& pool) {
     const int group = call.q_heads / call.cache.kv_heads, heads = call.cache.kv_heads;
     constexpr int kFewRows = 64;
-    int32_t few[kFewRows + 1];  // of a team every member has its own, and they share the scratch
+    int32_t few[kFewRows + 1];  // every member of a team has its own, since they share the scratch
     int32_t* starts = call.rows <= kFewRows ? few : reinterpret_cast<int32_t*>(call.scratch);
     int longest = 0;
     starts[0] = 0;
@@ -1042,16 +1043,16 @@ void attend_all(const AttentionCall& call, Pool& pool) {
         starts[r + 1] = starts[r] + (pairs + kTileRows - 1) / kTileRows;
         if (call.kv_len[r] > longest) longest = call.kv_len[r];
     }
-    const int64_t tiles = int64_t(starts[call.rows]) * heads;  // neighbours differ in the head
+    const int64_t tiles = int64_t(starts[call.rows]) * heads;  // neighbouring tiles differ in the head
     const int32_t reach = reach_of(call.window, call.ahead);
     const bool split = worth_splitting(tiles, longest, reach, pool.threads()) &&
                        call.scratch_bytes >=
                            attention_scratch_to_split(call.rows, tiles, call.cache.head_dim, longest, reach);
     const auto span_of = [&](int64_t tile) { return find_tile(call, starts, tile / heads, int(tile % heads)); };
     if (!split) {
-        // Neighbours by one thread, which then knows what it will need next; all heads of a row lie side by side. The
-        // last ones first, of a prompt those see most; but one thread alone goes through all in their order, in which
-        // they may have been fetched (kv_prefetcher.h).
+        // A task is a run of neighbouring tiles, so that a thread knows what it needs next; the heads of a row are
+        // neighbours. The last tiles come first, since those of a prompt see most. One thread alone takes them in
+        // ascending order, in which they may have been prefetched (kv_prefetcher.h).
         constexpr int64_t kTasksAThread = 4;
         const int64_t shares = pool.threads() == 1 ? 1 : kTasksAThread * pool.threads();
         const int64_t each = tiles >= shares * heads ? divide_up(tiles / heads, shares) * heads : 1;

@@ -1,6 +1,6 @@
 // Attention, the row-wise kernels and the sampler as methods of a Cpu.
 //
-// Everything that a kernel would trust, block ids and slots too, is checked before it runs.
+// Everything that kernels rely on, block ids and slots too, is checked before they run.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -53,8 +53,8 @@ void attention(const Cpu& cpu, const Rows& q, const Rows& out, int q_heads, cons
     cpu.kernels().attention(call, cpu.pool());
 }
 
-// Bytes of scratch with which threads share long contexts; with fewer the result is the same. A token sees `reach`
-// positions at most; 0: all.
+// Bytes of scratch that let threads share long contexts; the result is the same with fewer. A token sees at most
+// `reach` positions; 0: all.
 int64_t attention_scratch_bytes(const Cpu& cpu, int rows, int64_t tokens, const Heads& heads, int longest, int reach) {
     require(rows >= 0 && tokens >= rows && longest >= 0 && reach >= 0, "sizes must not be negative");
     if (heads.value_dim > 0) return int64_t(attention_scratch(rows));
@@ -64,7 +64,7 @@ int64_t attention_scratch_bytes(const Cpu& cpu, int rows, int64_t tokens, const 
 
 // ---- rotation and storing -------------------------------------------------------------------------------------------
 
-// Queries [tokens][heads][head_dim], and where they go.
+// Queries [tokens][heads][head_dim], and their destination.
 struct Queries {
     Rows x, out;
     int32_t heads;
@@ -72,7 +72,7 @@ struct Queries {
 
 void make_queries(Queries* place, const Rows& x, const Rows& out, int heads) { new (place) Queries{x, out, heads}; }
 
-// Keys and values [tokens][kv_heads][head_dim], and where they go.
+// Keys and values [tokens][kv_heads][head_dim], and their destination.
 struct KeysAndValues {
     Rows k, v;
     Cache cache;
@@ -165,7 +165,7 @@ void activation(const Cpu& cpu, int64_t rows, int64_t width, const Rows& x, cons
 
 // ---- sampling -------------------------------------------------------------------------------------------------------
 
-// How each of some rows chooses: a column of each, [rows].
+// The sampling parameters of rows: a column [rows] for each parameter.
 struct SamplingColumns {
     const float* temperature;
     const int32_t* top_k;
@@ -180,7 +180,7 @@ void make_sampling_columns(SamplingColumns* place, uintptr_t temperature, uintpt
                                 pointer<float>(min_p), pointer<uint8_t>(wants_logprob)};
 }
 
-// Where what came of them goes, [rows] each.
+// Where the results go, [rows] each.
 struct SampledColumns {
     int64_t* tokens;
     float* logprobs;
@@ -213,7 +213,7 @@ void rule_out(const Cpu& cpu, int64_t width, uintptr_t x, const nb::bytes& allow
     cpu.kernels().rule_out({width, pointer<float>(x), static_cast<const uint8_t*>(allowed.data()), pointer<float>(out)});
 }
 
-// `scratch` is [rows][vocabulary], or 0 where all rows are greedy.
+// `scratch` is [rows][vocabulary], or 0 if all rows are greedy.
 void sample(const Cpu& cpu, int64_t rows, int64_t vocabulary, const Rows& logits, const SamplingColumns& columns,
             uintptr_t uniform, const SampledColumns& out, uintptr_t scratch) {
     const SampleCall call{rows,

@@ -1,6 +1,6 @@
 // A mixture of experts as a Python class: built once from addresses and sizes, then run on the rows of a call.
 //
-// Everything that a kernel would trust is checked before the first of them runs.
+// Everything that kernels rely on is checked before the first of them runs.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The machine's limits as methods of a Cpu: each runs on every one of its threads and says how much was done.
+// Measuring the machine's limits, as methods of a Cpu: each runs on all of its threads and returns how much was done.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ const Peak& peak_of(const Cpu& cpu) {
     return portable_peak;
 }
 
-// The same rounds on each thread; multiplications and additions in all.
+// Runs the same rounds on each thread; returns all multiplications and additions.
 template <int64_t (*Peak::*products)(int64_t)>
 int64_t arithmetic(const Cpu& cpu, int64_t rounds) {
     require(rounds >= 1, "rounds must be at least 1");
@@ -46,7 +46,7 @@ int64_t arithmetic(const Cpu& cpu, int64_t rounds) {
     return done;
 }
 
-// Every thread reads its part, in pieces that are handed out in turn as rows of weights are.
+// Every thread reads its part, in pieces that are handed out in turn, like rows of weights.
 void read_memory(const Cpu& cpu, const Memory& memory) {
     constexpr int64_t kLine = 64, kMostPieces = 4096;
     require(memory.address != 0 && memory.address % kLine == 0 && memory.bytes >= kLine,

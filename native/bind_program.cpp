@@ -1,6 +1,6 @@
 // Programs as Python objects: built once from addresses and sizes, then run step by step.
 //
-// Every operation is checked when it is added, and everything of a step that a kernel would trust before the first of
+// Every operation is checked when it is added. Everything in a step that kernels rely on is checked before the first of
 // them runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -22,7 +22,7 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-// The caches that a step's operations read and write, and how many blocks each has.
+// The caches that a step's operations read and write, and the number of blocks of each.
 struct Caches {
     std::vector<KvCache> caches;
     std::vector<int64_t> num_blocks;
@@ -269,7 +269,7 @@ void add_up(Adapter& adapter, int site, int64_t first, int64_t inner, const Weig
     of.ups.push_back({first, inner, weight.outputs, weight.inputs, weight.data});
 }
 
-// Every operation of the program finds its site in the adapter, of its sizes. Returns the widest first product.
+// Checks that the adapter has a site of the right sizes for every operation of the program. Returns the widest down(x).
 int64_t check_adapter(const Program& program, const Adapter& adapter) {
     int64_t widest = 0;
     for (const Operation& operation : program.operations) {
@@ -287,7 +287,7 @@ int64_t check_adapter(const Program& program, const Adapter& adapter) {
     return widest;
 }
 
-// From now on scratch holds what such adapters need.
+// From now on scratch is large enough for such adapters.
 void admit_adapter(Program& program, const Adapter& adapter) {
     program.inner = std::max(program.inner, check_adapter(program, adapter));
 }
@@ -297,7 +297,7 @@ void make_adapted_tokens(AdaptedTokens* place, int64_t first, int64_t end, const
     new (place) AdaptedTokens{first, end, &adapter};
 }
 
-// In ascending order, within the step, and of adapters that the program has admitted.
+// Checks that they are ascending, within the step, and of adapters that the program has admitted.
 std::vector<AdaptedTokens> check_adapted(const Program& program, int64_t tokens, const nb::list& given) {
     std::vector<AdaptedTokens> adapted;
     int64_t end = 0;
@@ -329,7 +329,7 @@ void make_step(Step* place, const RaggedRows& rows, uintptr_t positions, uintptr
     place->table_width = rows.table_width;
 }
 
-// Of a step and the caches of all operations that attend; a program has few kinds of them.
+// Checks a step against the caches of all attention operations; a program has few kinds of caches.
 void check_attention(const Program& program, const Step& step, const Caches& caches) {
     int64_t num_positions = INT64_MAX, num_blocks = INT64_MAX;
     int32_t block_size = 0, window = 1;  // the widest
@@ -361,7 +361,7 @@ void check_attention(const Program& program, const Step& step, const Caches& cac
     if (num_positions != INT64_MAX) check_positions(step.positions, step.tokens, num_positions);
 }
 
-// Of a step and the states of all operations that carry one.
+// Checks a step against the states of all recurrent operations.
 void check_states(const Program& program, const Step& step, const States* states) {
     int64_t places = INT64_MAX;
     const auto check = [&](int32_t index, int64_t numbers) {
@@ -381,7 +381,7 @@ void check_states(const Program& program, const Step& step, const States* states
     check_runs(step.runs, step.tokens, places);
 }
 
-// Inputs follow each other in the order in which they were added.
+// Inputs come in the order in which they were added.
 std::vector<Rows> check_inputs(const Program& program, const nb::list& given) {
     require(nb::len(given) == size_t(program.inputs), "there must be rows for each input");
     std::vector<Rows> inputs;

@@ -1,6 +1,6 @@
-// Recurrent layers one operation at a time, and the values that programs are told of them.
+// Recurrent layers one operation at a time, and their arguments for programs.
 //
-// Everything that a kernel would trust is checked before it runs.
+// Everything that kernels rely on is checked before they run.
 #include "bind_recurrent.h"
 
 #include <nanobind/nanobind.h>
@@ -15,7 +15,7 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-constexpr int64_t kMostWidth = int64_t{1} << 24;  // of a recurrent layer: heads and their sizes multiplied
+constexpr int64_t kMostWidth = int64_t{1} << 24;  // of a recurrent layer: the product of heads and their sizes
 
 void make_runs(Runs* place, int count, uintptr_t starts, uintptr_t sources, uintptr_t targets) {
     require(count >= 1 && starts && sources && targets, "runs must be given");
@@ -49,7 +49,7 @@ void add_state(States& states, uintptr_t address, int64_t places, int64_t number
     states.states.push_back({pointer<float>(address), places, numbers});
 }
 
-// The only one of `states`, which a call by itself has.
+// The state of a call outside a program, which must be the only one in `states`.
 float* state_of(const States& states, int64_t numbers, const Runs& runs, int64_t tokens) {
     require(states.states.size() == 1 && states.states[0].numbers == numbers,
             "a state does not have the size of its layer's");
@@ -58,7 +58,7 @@ float* state_of(const States& states, int64_t numbers, const Runs& runs, int64_t
     return states.states[0].data;
 }
 
-// Without rows there is nothing to be read; a state may still be copied.
+// Without rows nothing is read; a state may still be copied.
 void check_each(std::initializer_list<ConstRows> all, int64_t rows, int64_t width, const char* otherwise) {
     for (const ConstRows& each : all) {
         if (rows > 0) check_rows(each, rows, width, otherwise);

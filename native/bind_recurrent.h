@@ -1,4 +1,4 @@
-// The values that bindings of recurrent layers take, and what is checked of them before a kernel may trust it.
+// The arguments of the bindings of recurrent layers, and their checks.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// The values that other bindings take, as Python classes.
+// The argument types of other bindings, as Python classes.
 #include "bind_values.h"
 
 #include <nanobind/nanobind.h>

@@ -1,7 +1,7 @@
-// The values that bindings take, so that every argument has a name and lists of them stay short.
+// The argument types of bindings, which give every argument a name and keep argument lists short.
 //
-// Each is checked when it is made. None of them owns what its addresses point at. An address of 0 is an absent tensor
-// where that is said; strides count elements from one row to the next; an element is 0 (float32) or 1 (bfloat16).
+// Each is checked when it is constructed, and owns nothing. An address of 0 means no tensor where that is allowed;
+// strides count elements from one row to the next; an element is 0 (float32) or 1 (bfloat16).
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline void check_optional_rows(const ConstRows& given, int64_t rows, int64_t wi
     if (given.data != nullptr) check_rows(given, rows, width, otherwise);
 }
 
-// A piece of memory, to work in or to read from front to back.
+// A piece of memory: scratch, or memory to be read from front to back.
 struct Memory {
     uintptr_t address;
     int64_t bytes;
@@ -70,13 +70,13 @@ struct RaggedRows {
     int64_t table_width;
 };
 
-// How many heads of queries there are, of keys (and of values), and how wide each is; values of a latent cache are
-// `value_dim` wide, 0 elsewhere.
+// The number of query heads and of key (and value) heads, and the width of each; `value_dim` is the width of values in
+// a latent cache, else 0.
 struct Heads {
     int32_t queries, keys, dim, value_dim = 0;
 };
 
-// What attention does with a score.
+// How attention treats scores.
 struct ScoreRule {
     float scale;
     float softcap;       // 0: none
@@ -93,7 +93,7 @@ struct Rotation {
     int32_t rotary_dim = 0;
 };
 
-// RMS norms of each head before it is rotated, or absent ones.
+// RMS norms of each head before rotation; each may be absent.
 struct HeadNorms {
     Vector q, k;
     float eps = 0.0f;

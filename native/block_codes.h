@@ -1,7 +1,7 @@
 // How the codes of block forms are read: pair i of a group has its quads 2i and 2i + 1, for inputs 8i to 8i + 7.
 //
-// What a policy of codes has: its bits, whether panels have tables, and its bias, by which a code is above its number;
-// a Sum of products, begun at an offset where there is a bias, added to pair by pair, and concluded as 32-bit integers.
+// A policy of codes has: its bits; whether panels have tables; its bias, which is a code less its number; and a Sum of
+// products, which begins at an offset if there is a bias, is added to pair by pair, and ends as 32-bit integers.
 #pragma once
 
 #include <type_traits>
@@ -18,7 +18,7 @@ PENSTOCK_INLINE int code_of(const uint8_t* group, int lane, int k) {
     constexpr BlockForm form = block_form(kKind);
     const int quad = k / 4, byte = lane * 4 + k % 4;
     const auto plane = [=](const uint8_t* lines, int bits) {
-        const int quads = 8 / bits;  // of a line
+        const int quads = 8 / bits;  // per line
         return lines[quad / quads * 64 + byte] >> quad % quads * bits & ((1 << bits) - 1);
     };
     const int low = plane(group, int(form.low_bits));
@@ -26,7 +26,7 @@ PENSTOCK_INLINE int code_of(const uint8_t* group, int lane, int k) {
     else return low | plane(group + 64 * form.low_bits, int(form.high_bits)) << form.low_bits;
 }
 
-// Where the bits of pair i lie in planes, and how many lines it is the first to read.
+// Where the bits of pair i lie in planes, and how many new lines it reads.
 template <int kLow, int kHigh>
 struct PlaneLines {
     static constexpr int kLowBits = kLow, kHighBits = kHigh;
@@ -38,16 +38,16 @@ struct PlaneLines {
 
 struct Unlisted {};
 
-// Codes of 2 to 6 bits. Where the products of a share, `kQuads` quads, add up to what fits 16 bits, the sum is short; else it
-// is widened after each pair.
+// Codes of 2 to 6 bits. If the products of a share, `kQuads` quads, add up to at most 16 bits, the sum has 16 bits;
+// else it is widened after each pair.
 template <int kLow, int kHigh, int kAbove, int kQuads>
 struct PlaneCodes : PlaneLines<kLow, kHigh> {
     using Lines = PlaneLines<kLow, kHigh>;
     using Panel = Unlisted;
     static constexpr bool kTable = false;
     static constexpr int kBias = kAbove;
-    // A lane has two products of a quad. Activations go from -127 to 127; with a bias, which the sum begins with, it is
-    // numbers that count, and not codes.
+    // A lane has two products of a quad. Activations are -127 to 127. With a bias the sum begins at an offset, so its
+    // bound is that of numbers and not of codes.
     static constexpr int kLargest = kAbove ? kAbove : (1 << (kLow + kHigh)) - 1;
     static constexpr bool kShort = kQuads * 2 * kLargest * 127 <= 32767;
     using Sum = std::conditional_t<kShort, ShortSum, i32x16>;
@@ -69,7 +69,7 @@ struct PlaneCodes : PlaneLines<kLow, kHigh> {
         if constexpr (kHigh > 0) {
             constexpr int mask = ((1 << kHigh) - 1) << kLow;
             const Nibbles high = load_bytes(group + Lines::high_line(i));
-            const int at = kHigh == 2 ? i % 2 * 4 : i * 2;  // of the first quad's bits
+            const int at = kHigh == 2 ? i % 2 * 4 : i * 2;  // the place of the first quad's bits
             pair = {join(pair.first, high, at - kLow, mask), join(pair.second, high, at + kHigh - kLow, mask)};
         }
         return pair;
@@ -131,7 +131,7 @@ struct ByteCodes : PlaneLines<8, 0>, WholeCodes {
     }
 };
 
-// Codes of 4 bits that the panel's first line says the numbers of.
+// Codes of 4 bits whose numbers are in the panel's first line.
 struct TableCodes : PlaneLines<4, 0>, WholeCodes {
     using Panel = Steps;
     static constexpr bool kTable = true;

@@ -1,5 +1,5 @@
-// The kernels of the block forms of one instruction set; blocks_*.cpp are compiled apart from the others, since there
-// are so many of them.
+// The kernels of the block forms of one instruction set; blocks_*.cpp are compiled apart from the others, because
+// they are many.
 #pragma once
 
 #include "linear_call.h"

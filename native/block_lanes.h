@@ -1,7 +1,7 @@
-// What the block forms do with lanes beside dot_lanes.h: codes out of planes of bits, numbers out of tables, short
-// integers as scales.
+// Lane operations of the block forms beyond dot_lanes.h: codes from planes of bits, numbers from tables, and scales
+// that are short integers.
 //
-// A Nibbles is any 64 bytes here, and a plane code is below 64: two products of bytes and their sum fit 16 bits.
+// Here a Nibbles is any 64 bytes, and a code from planes is below 64: the sum of two products of bytes fits 16 bits.
 #pragma once
 
 #include "dot_lanes.h"
@@ -9,7 +9,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// E8M0: half of 2^(code - 127), as ggml counts it; codes 0 and 1 are below the normal range.
+// E8M0: half of 2^(code - 127), as in ggml; codes 0 and 1 are subnormal.
 PENSTOCK_INLINE float e8m0_to_float(uint8_t code) {
     return float_of(code < 2 ? 0x00200000u << code : uint32_t(code - 1) << 23);
 }
@@ -32,7 +32,7 @@ PENSTOCK_INLINE __m512i shifted(__m512i bytes, int right) {
     return right >= 0 ? (__m512i)((__v32hu)bytes >> right) : (__m512i)((__v32hu)bytes << -right);
 }
 PENSTOCK_INLINE Nibbles load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-// Bits of each byte, moved right (or left), under a mask; and the same above other bits.
+// Bits of each byte, shifted right (or left) and masked; and the same joined to lower bits.
 PENSTOCK_INLINE Nibbles field(Nibbles bytes, int right, int mask) {
     return {_mm512_and_si512(shifted(bytes.v, right), _mm512_set1_epi8(char(mask)))};
 }
@@ -50,7 +50,7 @@ PENSTOCK_INLINE Steps load_steps(const uint8_t* p) {
 #endif
 
 #if defined(PENSTOCK_ISA_AVX512_BF16)
-// The numbers that codes stand for, 128 above them.
+// The numbers of codes, plus 128.
 PENSTOCK_INLINE Codes look_up(Steps steps, Nibbles codes) { return {_mm512_shuffle_epi8(steps.v, codes.v)}; }
 template <class Q>
 PENSTOCK_INLINE i32x16 dot_pair(i32x16 sum, Nibbles a, Q xa, Nibbles b, Q xb) {

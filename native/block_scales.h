@@ -1,7 +1,7 @@
 // The scales and minima of block forms: for share `h` of group `j` of a unit, sixteen outputs at a time.
 //
-// Products of a float16 and a short integer are exact in float32, and so are those with the unit of a table, a power of
-// two: nothing of what the file has is lost.
+// Products of a float16 and a short integer are exact in float32, and so are products with the unit of a table, a power
+// of two: nothing in the file is lost.
 #pragma once
 
 #include "block_lanes.h"
@@ -9,7 +9,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// The float16 fields of a unit: where they lie, or as floats.
+// The float16 fields of a unit: read in place, or widened to floats.
 struct StoredHalves {
     const uint8_t* unit;
     PENSTOCK_INLINE void open(const uint8_t* at) { unit = at; }
@@ -24,7 +24,7 @@ struct WidenedHalves {
     PENSTOCK_INLINE f32x16 operator[](int field) const { return load(numbers + field * kLanes); }
 };
 
-// One for each 32 inputs.
+// A scale for each 32 inputs.
 struct HalfScales {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = false;
@@ -33,7 +33,7 @@ struct HalfScales {
     static PENSTOCK_INLINE f32x16 scale(const H& halves, const uint8_t*, const uint8_t*, int, int) { return halves[0]; }
 };
 
-// And a minimum that is added.
+// The same with a minimum that is added.
 struct HalfScalesAndMinima {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = true;
@@ -44,7 +44,7 @@ struct HalfScalesAndMinima {
     static PENSTOCK_INLINE f32x16 minimum(const H& halves, const uint8_t*, int, int) { return halves[1]; }
 };
 
-// One for a unit, and the code that stands for zero: the minimum is exact, an integer times a float16.
+// A scale for a unit, and the code of zero: the minimum, an integer times a float16, is exact.
 struct ZeroPointScales {
     static constexpr int kShares = 1;
     static constexpr bool kMinima = true;
@@ -57,7 +57,7 @@ struct ZeroPointScales {
     }
 };
 
-// What the numbers of a panel's table are multiples of.
+// The unit of which the numbers in a panel's table are multiples.
 PENSTOCK_INLINE f32x16 table_unit(const uint8_t* panel) {
     float unit;
     memcpy(&unit, panel + 16, sizeof unit);
@@ -97,7 +97,7 @@ struct SignedSuperScales {
     }
 };
 
-// The same with unsigned bytes, and after them those of minima, in units of a float16 of their own, to be subtracted.
+// The same with unsigned bytes, followed by those of minima, which have a float16 unit of their own and are subtracted.
 template <int kOfGroup>
 struct SuperScales {
     static constexpr int kShares = kOfGroup;

@@ -1,4 +1,4 @@
-// What every binding checks before a kernel may trust it. A failed check is a ValueError in Python, before any write.
+// Checks that every binding makes before it calls a kernel. A failed check is a ValueError in Python, before any write.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ inline Activation activation_of(int kind) {
     return static_cast<Activation>(kind);
 }
 
-// That of a gated product, where it is one.
+// The activation of a gated product; none for other products.
 inline std::optional<Activation> gate_of(std::optional<int> kind) {
     if (!kind) return std::nullopt;
     require(gates(activation_of(*kind)), "a gate must be 0 (silu_and_mul), 4 (gelu_new_and_mul), "
@@ -60,7 +60,7 @@ inline void check_sizes(int64_t outputs, int64_t inputs) {
 inline void check_weight(Kind kind, int64_t outputs, int64_t inputs) {
     check_sizes(outputs, inputs);
     const int64_t unit = block_form(kind).inputs;
-    // Of q4 and q8 too the last group may be a part, where numbers were rounded to them.
+    // In q4 and q8 the last group may be partial too, if Penstock rounded the weights to them.
     const bool filled_up = unit == 0 || kind == Kind::q4 || kind == Kind::q8;
     require(filled_up || inputs % unit == 0, "inputs must be whole units of the block form");
 }

@@ -1,4 +1,4 @@
-// Which instruction sets this processor runs, best first; and what a Cpu owns.
+// The instruction sets of this processor, best first; and what a Cpu owns.
 #include "cpu.h"
 
 #include <unistd.h>
@@ -48,8 +48,8 @@ int checked(int threads) {
 Cpu::Cpu(const std::string& isa, int threads)
     : kernels_(table_of(isa)), pool_(new Pool(checked(threads))), owner_(getpid()) {}
 
-// A child that was forked has no workers of its parent's pools, and could not wait for them. It may still use one: the
-// caller then does every task itself.
+// A forked child does not have the workers of its parent's pools, so it must not wait for them. It may still use a
+// pool: the caller then does every task itself.
 Cpu::~Cpu() {
     if (owner_ == getpid()) delete pool_;
 }

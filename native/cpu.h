@@ -1,6 +1,6 @@
 // A processor as one engine sees it: the kernels of one instruction set, and threads of its own to run them on.
 //
-// Two of them in one process know nothing of each other. Results depend on the instruction set, never on the threads.
+// Two of them in one process share nothing. Results depend on the instruction set, never on the threads.
 #pragma once
 
 #include <sys/types.h>
@@ -17,8 +17,8 @@ constexpr int kMostThreads = 1024;
 
 class Cpu {
 public:
-    // `isa` is one of isas(), or "" for the best of them. Throws std::invalid_argument where it is neither, or where
-    // threads are not between 1 and kMostThreads.
+    // `isa` is one of isas(), or "" for the best of them. Throws std::invalid_argument if it is neither, or if threads
+    // are not between 1 and kMostThreads.
     Cpu(const std::string& isa, int threads);
     ~Cpu();
     Cpu(const Cpu&) = delete;

@@ -1,16 +1,16 @@
-// Products of short integers and of bfloat16 pairs, sixteen outputs at a time: the stuff of the linear kernels.
+// Products of short integers and of bfloat16 pairs, sixteen outputs at a time: the arithmetic of the linear kernels.
 //
 // A packed weight keeps, for each of sixteen outputs, four bytes (or two bfloat16) of neighbouring inputs:
 //
 //     | output 0: w[k] w[k+1] w[k+2] w[k+3] | output 1: w[k] .. w[k+3] | ... | output 15 |      64 bytes, one Codes
 //     | output 0: w[k]        w[k+1]        | output 1                 | ... | output 15 |      64 bytes, one Pairs
 //
-// and meets the same four bytes (two bfloat16) of one row of activations in every lane: a Quad (a Pair).
+// and every lane multiplies them by the same four bytes (two bfloat16) of one row of activations: a Quad (a Pair).
 //
-// Codes are unsigned and activations signed, which is what VNNI multiplies; signed weights are stored 128 too high and
-// the kernels take 128 times the row's sum off again. All integer sums are exact, so every instruction set agrees on
-// them. Nibbles are Codes of few bits, for which some machines have a shorter way: products of bytes, added in pairs and
-// kept in 16 bits (a ShortSum) for as many quads as fit.
+// Codes are unsigned and activations signed, as VNNI requires. Signed weights are stored plus 128, and the kernels
+// subtract 128 times the sum of the row. All integer sums are exact, so all instruction sets agree. Nibbles are Codes
+// of few bits, for which some machines have a faster way: products of bytes are added in pairs and kept in 16 bits (a
+// ShortSum) for as many quads as fit.
 #pragma once
 
 #include "simd.h"
@@ -24,7 +24,7 @@ PENSTOCK_INLINE int32_t load_i32(const void* p) {
     return bits;
 }
 
-// IEEE binary16 by its bits: numbers below the normal range are counted in units of 2^-24.
+// IEEE binary16 from its bits; subnormal numbers are multiples of 2^-24.
 PENSTOCK_INLINE float f16_to_float(uint16_t half) {
     const uint32_t sign = uint32_t(half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 0x3ffu;
     if (exponent == 0) return float_of(sign | bits_of(float(fraction) * 0x1p-24f));
@@ -64,7 +64,7 @@ PENSTOCK_INLINE Quad load_quad(const int8_t* p) { return {_mm512_set1_epi32(load
 PENSTOCK_INLINE Quad load_nibble_quad(const int8_t* p) { return load_quad(p); }
 PENSTOCK_INLINE i32x16 dot(i32x16 sum, Codes w, Quad x) {
 #if defined(__GNUC__) && !defined(__clang__)
-    // GCC 12 copies the sum before and after the intrinsic: two moves a product, half the speed.
+    // With the intrinsic GCC 12 copies the sum before and after: two moves per product, half the speed.
     asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(w.v), "v"(x.v));
     return sum;
 #else
@@ -72,7 +72,7 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, Codes w, Quad x) {
 #endif
 }
 
-// A quad that the product itself reads from memory: an instruction less, where it is multiplied once.
+// A quad that the product reads from memory itself: one instruction less if it is multiplied once.
 struct QuadAt {
     const int8_t* p;
 };
@@ -96,7 +96,7 @@ PENSTOCK_INLINE Pair load_pair(const bf16* p) { return {(__m512bh)_mm512_set1_ep
 PENSTOCK_INLINE f32x16 dot(f32x16 sum, Pairs w, Pair x) { return {_mm512_dpbf16_ps(sum.v, x.v, w.v)}; }
 
 #elif defined(PENSTOCK_AVX512)
-// Bytes taken apart into the even and the odd ones, each in 16 bits: their products and sums of two are exact.
+// Even and odd bytes separately, widened to 16 bits: products, and sums of two products, are exact.
 struct Codes {
     __m512i even, odd;
 };
@@ -116,7 +116,7 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, Codes w, Quad x) {
     return {_mm512_add_epi32(sum.v, _mm512_add_epi32(even, odd))};
 }
 
-// Nibbles are small enough for products of bytes: a pair is at most 2 * 15 * 127, a group's eight pairs fit 16 bits.
+// Nibbles are small enough for products of bytes: a pair is at most 2 * 15 * 127, so a group's eight pairs fit 16 bits.
 struct Nibbles {
     __m512i v;
 };
@@ -152,8 +152,8 @@ PENSTOCK_INLINE f32x16 load_f16(const uint8_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 }
 
-// Bytes taken apart into the even and the odd ones, each in 16 bits: their products and sums of two are exact. (The
-// instruction that multiplies bytes at once saturates its sums of two.)
+// Even and odd bytes separately, widened to 16 bits: products, and sums of two products, are exact. (The
+// instruction that multiplies bytes directly saturates sums of two products.)
 struct Codes {
     __m256i even_low, odd_low, even_high, odd_high;
 };
@@ -181,7 +181,7 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, Codes w, Quad x) {
     return {dot(sum.low, w.even_low, w.odd_low, x), dot(sum.high, w.even_high, w.odd_high, x)};
 }
 
-// Nibbles are small enough for products of bytes: a pair is at most 2 * 15 * 127, a group's eight pairs fit 16 bits.
+// Nibbles are small enough for products of bytes: a pair is at most 2 * 15 * 127, so a group's eight pairs fit 16 bits.
 struct Nibbles {
     __m256i low, high;
 };
@@ -261,8 +261,8 @@ PENSTOCK_INLINE i32x16 dot(i32x16 sum, const Codes& w, Quad x) {
 }
 #endif
 
-// Ends the products of a row: the compiler may not begin with the next row's before it. GCC else loads the quads of all rows
-// first, has no registers left for them, and sends every product by the stack: half the speed where registers are 16.
+// Ends the products of a row: the compiler must not start the next row's before this. Otherwise GCC loads the quads of
+// all rows first, runs out of registers, and spills every product to the stack: half the speed with 16 registers.
 #if defined(PENSTOCK_ISA_AVX2) && (defined(__GNUC__) || defined(__clang__))
 template <class Sum>
 PENSTOCK_INLINE void end_row(Sum& sum) {
@@ -273,8 +273,8 @@ template <class Sum>
 PENSTOCK_INLINE void end_row(Sum&) {}
 #endif
 
-// What a ShortSum begins at so that it ends `bias` times the sum of its activations lower. In 16 bits each lane has the
-// share of its own bytes; sums may leave 16 bits on the way, for they come back in the end.
+// Where a ShortSum starts so that it ends `bias` times the sum of its activations lower. In 16 bits each lane has the
+// share of its own bytes; sums may overflow 16 bits on the way, because the final sum fits.
 #if defined(PENSTOCK_ISA_AVX2) || (defined(PENSTOCK_AVX512) && !defined(PENSTOCK_ISA_AVX512_BF16))
 PENSTOCK_INLINE int32_t short_offset(int bias, const int8_t* x, int count, int32_t) {
     int32_t lower = 0, upper = 0;
@@ -289,8 +289,8 @@ PENSTOCK_INLINE ShortSum begin_short(int32_t offset) { return broadcast_i32(offs
 PENSTOCK_INLINE int32_t short_offset(int bias, const int8_t*, int, int32_t sum) { return -bias * sum; }
 #endif
 
-// Quads of one of R rows, to be multiplied by the codes of P panels. With few rows, memory sets the pace, and then quads that
-// products read for themselves were slower.
+// Quads of one of R rows, to be multiplied by the codes of P panels. With few rows memory bandwidth is the limit, and
+// products that read their quads themselves were slower.
 #if defined(PENSTOCK_ISA_AVX512_BF16)
 template <int R, int P>
 PENSTOCK_INLINE auto load_quad_for(const int8_t* p) {

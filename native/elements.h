@@ -1,4 +1,4 @@
-// Rows whose element is known at run time only, and how row-wise work is shared among threads.
+// Rows whose element type is known only at run time, and how row-wise work is divided among threads.
 #pragma once
 
 #include "linear_call.h"
@@ -8,7 +8,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// Elements [i, i + 16) of row `row`, which has `count`; zero beyond.
+// Elements [i, i + 16) of row `row`, which has `count` elements; zero beyond.
 PENSTOCK_INLINE f32x16 load_row(const ConstRows& rows, int64_t row, int i, int count) {
     const int64_t at = row * rows.stride;
     return rows.element == Element::f32 ? load_at(static_cast<const float*>(rows.data) + at, i, count)
@@ -37,7 +37,7 @@ PENSTOCK_INLINE Rows columns_from(const Rows& rows, int64_t first) {
     return {static_cast<uint8_t*>(rows.data) + column_bytes(rows.element, first), rows.stride, rows.element};
 }
 
-// Calls row(0) .. row(rows - 1) on the pool, several to a task: waking a thread costs about as much as kTaskElements.
+// Calls row(0) .. row(rows - 1) on the pool, several per task: waking a thread costs about as much as kTaskElements.
 template <typename Row>
 PENSTOCK_INLINE void run_rows(Pool& pool, int64_t rows, int64_t width, const Row& row) {
     constexpr int64_t kTaskElements = 8192, kMostTasks = 4096;

@@ -9,17 +9,17 @@
 namespace penstock {
 namespace {
 
-// How far the shards of a step are, for those who must wait for another.
+// The progress of a step's shards, for shards that wait for others.
 class Progress {
 public:
     explicit Progress(int shards) : shards_(shards) {
         for (int i = 0; i < shards; i++) {
             written_[i].store(0, std::memory_order_relaxed);
-            layer_[i].store(INT64_MAX, std::memory_order_relaxed);  // nobody waits for a shard before it begins
+            layer_[i].store(INT64_MAX, std::memory_order_relaxed);  // no shard waits for one that has not begun
         }
     }
 
-    // No shard may be further ahead of another than the shared cache holds layers.
+    // No shard may be more layers ahead of another than fit into the shared cache.
     void begin_layer(int mine, int64_t layer, int64_t apart) {
         layer_[mine].store(layer, std::memory_order_relaxed);
         for (int other = 0; other < shards_; other++) {
@@ -27,10 +27,10 @@ public:
         }
     }
 
-    // What later tokens read of `operation` is written for those of `mine`: keys and values, or a state.
+    // Says that shard `mine` has written what later tokens read of `operation`: keys and values, or a state.
     void publish(int mine, int64_t operation) { written_[mine].store(operation + 1, std::memory_order_release); }
 
-    // Returns when it is for those of all from `first` on before `mine`.
+    // Returns when all shards from `first` up to `mine` have done so.
     void await(int mine, int first, int64_t operation) {
         for (int earlier = first; earlier < mine; earlier++) {
             wait_until([&] { return written_[earlier].load(std::memory_order_acquire) > operation; });
@@ -41,10 +41,10 @@ public:
 
 private:
     int shards_;
-    std::atomic<int64_t> written_[kMostShards], layer_[kMostShards];  // written_: operations from the first on
+    std::atomic<int64_t> written_[kMostShards], layer_[kMostShards];  // written_: a number of operations
 };
 
-// What one shard tells the others of an operation, and waits for.
+// How one shard reports its progress to others, and waits for them.
 struct Neighbours {
     Progress& progress;
     KvPrefetcher& prefetcher;
@@ -66,7 +66,7 @@ struct Nobody {
     void stored() const {}
 };
 
-// Each shard by a thread of its own, on a pool of one.
+// Runs each shard on a thread of its own, with a pool of one.
 void run_shards(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard* shards) {
     const int count = pool.threads();
     const int64_t apart = layers_apart(program);
@@ -92,14 +92,14 @@ void run_shards(const Program& program, const Step& step, const KernelTable& ker
     });
 }
 
-// Whether the step is one for a team.
+// Whether a team should compute the step.
 bool suits_team(const Program& program, const Step& step, int threads) {
     return program.sharing && step.adapted_count == 0 && worth_a_team(step.tokens, threads) &&
            step.scratch_bytes >= team_scratch(program, step.tokens, threads) + int64_t(attention_scratch(step.rows));
 }
 
-// What is left of a program from `operation` on by a team: every thread goes through all of it. False, and nothing is
-// computed, where another call has the threads.
+// Runs a program from `operation` on with a team: every thread walks all of it. Computes nothing and returns false if
+// another call has the threads.
 bool run_team(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, size_t operation) {
     const int members = pool.threads();
     const int64_t used = team_scratch(program, step.tokens, members);
@@ -129,7 +129,7 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     const int64_t used = shard_scratch(program, step.tokens, pool.threads()), left = step.scratch_bytes - used;
     const int64_t lost = pool.threads() * lost_by_sharing(program);
     Shard shards[kMostShards];
-    // Shards wait for those before them alone: where tokens look ahead, none could go on.
+    // Shards wait only for earlier ones, so steps whose tokens look ahead cannot be divided.
     const bool may_share = !program.looks_ahead;
     if (may_share && share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
         return run_shards(program, step, kernels, pool, shards);
@@ -140,7 +140,7 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     size_t layer = 0;
     for (size_t i = 0; i < program.operations.size(); i++) {
         if (layer < program.layer_starts.size() && program.layer_starts[layer] == int64_t(i)) {
-            // The first layer wakes the threads; until they are there, whoever is here computes.
+            // The first layer wakes the threads; until they are awake, the others compute.
             if (layer++ > 0 && by_team && pool.awake() && run_team(program, step, kernels, pool, i)) return;
         }
         run.operate(program.operations[i], Nobody{});

@@ -1,9 +1,9 @@
-// A mixture of experts: tokens are put together by the expert that they chose, and each expert's weights meet all of its
-// tokens at once, by the kernels that multiply every other packed weight.
+// A mixture of experts: tokens are grouped by expert, and the weights of each expert are multiplied by all of its
+// tokens at once, by the kernels of all other packed weights.
 //
-// Exactness: those kernels give a row the same bits in any company. What experts say to a token is added up in ascending
-// order of experts, whoever computed it and when: pairs of expert and token are sorted by expert, then by token, and
-// added in that order.
+// Exactness: these kernels give a row the same bits whatever the other rows are. The outputs of a token's experts are
+// added by ascending expert, whichever thread computed them: pairs of expert and token are sorted by expert, then by
+// token, and added in that order.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -15,36 +15,37 @@
 namespace penstock {
 namespace {
 
-// What experts say to their tokens is kept until it is added up. So many pairs are a prefill of 256 tokens of 8 experts:
-// expert by expert, with five waits in each, some processes took a fifth longer there.
+// The most pairs whose experts may be computed at the same time, which keeps all their outputs until they are added up:
+// a prefill of 256 tokens with 8 experts. One expert after the other, with five waits in each, took some processes a
+// fifth longer there.
 constexpr int64_t kMostPairsApart = 2048;
 
-// Whether the kernel that multiplies by gates and ups also weighs the one by the other.
+// Whether the kernel that multiplies by gates and ups also applies the gates.
 bool gates_in_place(const ExpertLayer& layer) {
     return gates(layer.activation) && layer.inner() % kPanel == 0 && !layer.ups;
 }
 
-// Rows that are multiplied before the next ones may take their place.
+// The number of rows that are multiplied before the next ones reuse their memory.
 int64_t rows_at_once(const ExpertLayer& layer, int64_t rows, int threads) {
     return threads == 1 ? rows : std::max(rows, std::min(rows * layer.router.top_k, kMostPairsApart));
 }
 
-// Scratch, one after the other:
+// The layout of scratch:
 //
 //     | chosen [T][k] | weights [T][k] | tokens of the pairs [T * k] | their weights [T * k] | where each expert's pairs
 //     end [E] | sums [T][hidden] | prepared x [T] | x prepared for ups [T] | gathered x [R] | gates and ups
-//     [R][2 * inner] | inner [R][inner] | what experts say [R][hidden] | prepared inner [R] |
+//     [R][2 * inner] | inner [R][inner] | outputs [R][hidden] | prepared inner [R] |
 //
-// with R = rows_at_once(). Prepared rows are as the linear kernels multiply them: a token's once, for all its experts,
-// and once more where ups are of another kind than gates.
-// Room for rows is counted in whole cache lines a row, so that it grows evenly.
+// with R = rows_at_once(). Prepared rows are in the form that linear kernels multiply: a token's row is prepared once
+// for all its experts, and once more if ups have another form than gates. Every row gets whole cache lines, so that the
+// size grows evenly.
 struct Areas {
     // Offsets in bytes.
     int64_t weights, pair_tokens, pair_weights, ends, sums, prepared, prepared_ups, x, wide, inner, said, linear, end;
     int64_t x_stride;  // bytes from one gathered row to the next, at least
 };
 
-// Of gates and ups together; of what an activation without gates takes.
+// The width of gates and ups together, or of the input of an activation without gates.
 int64_t wide_width(const ExpertLayer& layer) { return (gates(layer.activation) ? 2 : 1) * layer.inner(); }
 
 Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
@@ -62,7 +63,7 @@ Areas areas(const ExpertLayer& layer, int64_t rows, int threads) {
     at.prepared_ups = at.prepared + rows * x_stride;
     at.x = at.prepared_ups + rows * ups_stride;
     at.x_stride = std::max(x_stride, ups_stride);
-    at.wide = at.x + at_once * at.x_stride;  // rows that are multiplied as they lie are no longer than prepared ones
+    at.wide = at.x + at_once * at.x_stride;  // rows that are multiplied in place are no longer than prepared ones
     at.inner = at.wide + (gates_in_place(layer) ? 0 : room(at_once, wide_width(layer)));
     at.said = at.inner + room(at_once, layer.inner());
     at.linear = at.said + room(at_once, layer.hidden());
@@ -74,14 +75,14 @@ int64_t row_bytes(int64_t elements, Element element) {
     return elements * int64_t(element == Element::f32 ? sizeof(float) : sizeof(uint16_t));
 }
 
-// Rows to be multiplied: as they lie, or prepared.
+// Rows to be multiplied: as they are, or prepared.
 struct Given {
     const uint8_t* data;
-    int64_t stride, bytes;  // from one row to the next; of a row
+    int64_t stride, bytes;  // from one row to the next; of one row
     bool prepared;
 };
 
-// One expert's share of the pairs.
+// The pairs of one expert.
 struct Share {
     int32_t expert;
     int64_t first, count;
@@ -91,7 +92,7 @@ struct Run {
     const ExpertsCall& call;
     const KernelTable& kernels;
     Areas at;
-    Given given, given_to_ups;  // the second where there are ups of another kind
+    Given given, given_to_ups;  // the second if ups have another form
 
     template <class T>
     T* area(int64_t offset) const {
@@ -114,7 +115,7 @@ struct Run {
         int32_t begin = 0;
         for (int32_t e = 0; e < router.experts; e++) begin += std::exchange(ends[e], begin);
         for (int64_t pair = 0; pair < call.rows * router.top_k; pair++) {
-            const int32_t place = ends[chosen[pair]]++;  // from where the expert's pairs begin to where they end
+            const int32_t place = ends[chosen[pair]]++;  // moves from the begin of the expert's pairs to their end
             pair_tokens()[place] = int32_t(pair / router.top_k);
             pair_weights()[place] = area<float>(at.weights)[pair];
         }
@@ -126,7 +127,7 @@ struct Run {
         return {expert, first, ends[expert] - first};
     }
 
-    // Rows of these pairs: where they lie if they are neighbours there, or copied to `place` of their area.
+    // The rows of these pairs: in place if they are contiguous, else copied to `place` of their area.
     Given gather(const Given& from, const Share& of, int64_t place, Pool& pool) const {
         const int32_t* tokens = pair_tokens() + of.first;
         const auto row = [&](int64_t i) { return from.data + tokens[i] * from.stride; };
@@ -142,7 +143,7 @@ struct Run {
         return {to, bytes, bytes, from.prepared};
     }
 
-    // `scratch` is written only where x is not prepared, nor multiplied as it lies.
+    // `scratch` is written only if x is neither prepared nor multiplied as it is.
     void multiply(const WeightStack& stack, const Share& of, const ConstRows& x, const Rows& out, uint8_t* scratch,
                   std::optional<Activation> gate, bool prepared, Pool& pool) const {
         const LinearCall product{of.count, stack.outputs, stack.inputs, x,       stack.of(of.expert), stack.bias_of(of.expert), {},
@@ -157,7 +158,7 @@ struct Run {
         multiply(stack, of, x, out, const_cast<uint8_t*>(rows.data), gate, rows.prepared, pool);
     }
 
-    // What an expert says to its tokens, to `place` of its area.
+    // Writes an expert's outputs for its tokens to `place` of their area.
     void ask(const Share& of, int64_t place, Pool& pool) const {
         const ExpertLayer& layer = call.layer;
         const Element element = layer.down.kind == Kind::bf16 ? Element::bf16 : Element::f32;  // as it is multiplied
@@ -187,7 +188,7 @@ struct Run {
                         pool);
     }
 
-    // Every expert by all threads, then the next.
+    // All threads compute one expert after the other.
     void together(Pool& pool) const {
         for (int32_t expert = 0; expert < call.layer.router.experts; expert++) {
             const Share of = share(expert);
@@ -197,8 +198,8 @@ struct Run {
         }
     }
 
-    // Every expert by one thread: there is nothing to wait for but the end of all. `asked` are the experts with tokens,
-    // those with most of them first, so that what is left for one thread at the end is little.
+    // Each expert is computed by one thread, so threads wait only for the end of all. `asked` are the experts with
+    // tokens, those with most tokens first, so that little is left for a single thread at the end.
     void apart(const int32_t* asked, int64_t count, Pool& pool) const {
         pool.run(int(count), [&](int i) {
             Pool alone(1);
@@ -208,9 +209,9 @@ struct Run {
         add({0, 0, call.rows * call.layer.router.top_k}, 0, pool);
     }
 
-    // Whether the threads would be done at about the same time if each took whole experts.
+    // Whether threads would finish at about the same time if each took whole experts.
     bool divides_evenly(int64_t asked, int64_t largest, int threads) const {
-        constexpr int64_t kRowsAPass = 8;  // reading a weight takes about as long as multiplying so many rows by it
+        constexpr int64_t kRowsAPass = 8;  // reading a weight takes as long as multiplying about this many rows by it
         const int64_t pairs = call.rows * call.layer.router.top_k, rounds = divide_up(asked, threads);
         return 8 * rounds * threads <= 9 * asked && (largest + kRowsAPass) * threads <= pairs + kRowsAPass * asked;
     }
@@ -222,7 +223,7 @@ struct Run {
     }
 };
 
-// Rows that are not multiplied as they lie are prepared here, once: later each of their experts takes a copy.
+// Prepares rows that are not multiplied as they are, once; later each of their experts takes a copy.
 Given given_rows(const ExpertsCall& call, const WeightStack& stack, uint8_t* prepared, const KernelTable& kernels,
                  Pool& pool) {
     if (multiplied_as_it_lies(stack.kind, stack.inputs, call.x.element)) {

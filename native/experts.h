@@ -1,4 +1,4 @@
-// The row-wise parts of a mixture of experts: choosing experts, and adding up what they say.
+// The row-wise parts of a mixture of experts: choosing experts, and adding up their outputs.
 #pragma once
 
 #include "elements.h"
@@ -16,7 +16,7 @@ inline void sigmoid_scores(const RouteCall& call, int64_t row, float* scores) {
     }
 }
 
-// Relative to the largest logit, so that none overflows. A NaN or +inf among the logits makes every score NaN.
+// Relative to the largest logit, so that nothing overflows. A NaN or +inf among the logits makes every score NaN.
 inline void softmax_scores(const RouteCall& call, int64_t row, float* scores) {
     const int experts = call.router.experts;
     const f32x16 nothing = broadcast(float_of(0xff800000u));  // -inf, whose exponential is 0
@@ -36,10 +36,10 @@ inline void softmax_scores(const RouteCall& call, int64_t row, float* scores) {
     for (int i = 0; i < experts; i += kLanes) store_at(scores, i, experts, div(load_at(scores, i, experts), sum));
 }
 
-// Whether experts are to be chosen by `a` rather than by `b`.
+// Whether an expert with `a` is chosen before one with `b`; NaN comes first.
 PENSTOCK_INLINE bool is_above(float a, float b) { return a > b || (a != a && b == b); }
 
-// The top_k highest of keys[experts], the lower index of equal ones; then put in ascending order of index.
+// Chooses the top_k highest of keys[experts], of equal ones the lower index; sorted by index.
 inline void choose(const float* keys, int experts, int top_k, int32_t* chosen) {
     int taken = 0;
     for (int e = 0; e < experts; e++) {
@@ -80,7 +80,7 @@ inline void keep_groups(const Router& router, float* keys) {
 inline void weigh(const Router& router, const float* scores, const int32_t* chosen, float* weights) {
     float sum = 0.0f;
     for (int j = 0; j < router.top_k; j++) sum += scores[chosen[j]];
-    const float whole = router.normalise ? sum + 1e-20f : 1.0f;  // as DeepSeek-V3 has it: sigmoids may all be 0
+    const float whole = router.normalise ? sum + 1e-20f : 1.0f;  // as in DeepSeek-V3: sigmoids may all be 0
     for (int j = 0; j < router.top_k; j++) weights[j] = scores[chosen[j]] / whole * router.scale;
     if (!router.expert_scale) return;
     for (int j = 0; j < router.top_k; j++) weights[j] *= router.expert_scale[chosen[j]];
@@ -103,7 +103,7 @@ inline void route(const RouteCall& call, Pool& pool) {
     });
 }
 
-// Threads take columns, never rows: so what comes to a row is added in the order of the call.
+// Threads divide columns, never rows, so a row's terms are added in the order of the call.
 inline void scatter(const ScatterCall& call, Pool& pool) {
     constexpr int64_t kTaskElements = 8192, kLeastColumns = 64, kTasksAThread = 2;
     int64_t tasks = call.count * call.width / kTaskElements;

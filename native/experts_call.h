@@ -1,5 +1,5 @@
-// What a mixture of experts is told: weights and sizes of a layer, and the rows of a call. Plain pointers and sizes;
-// nothing here is owned, and the caller has checked it.
+// The arguments of a mixture of experts: weights and sizes of a layer, and the rows of a call. Plain pointers and
+// sizes, not owned, and checked by the caller.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,14 @@ constexpr int32_t kMostExperts = 1024;
 
 enum class Scoring : int32_t { softmax = 0, sigmoid = 1 };
 
-// Which experts a token goes to, and what each of them weighs.
+// Chooses the experts of a token, and their weights.
 //
 // Scores are softmax or sigmoid of the logits. The top_k experts of the highest logits are chosen, or of the highest
-// score + bias where there is a bias; ties go to the lower index. A NaN is higher than all numbers, so that it shows.
-// Where experts are in groups, neighbours of one number, only the `top_groups` highest groups are chosen from: a group is
-// as high as its highest expert, or with a bias as the sum of its two highest (DeepSeek-AI 2024, V2 section 2.1.3 and V3
-// section 2.1.2); ties go to the lower index too.
-// What a chosen expert weighs is its score, divided by the sum of the chosen ones' if `normalise`, times `scale`, times
-// its own scale where experts have some.
+// score + bias if there is a bias; ties go to the lower index. A NaN ranks above all numbers, so that it is noticed. If
+// experts form groups of equally many neighbours, only experts of the `top_groups` highest groups are chosen. A group
+// ranks by its highest expert, or with a bias by the sum of its two highest (DeepSeek-AI 2024, V2 section 2.1.3 and V3
+// section 2.1.2); ties go to the lower index too. The weight of a chosen expert is its score, divided by the sum of the
+// chosen scores if `normalise`, times `scale`, times `expert_scale` of that expert if there is one.
 struct Router {
     int32_t experts;  // up to kMostExperts
     int32_t top_k;    // up to `experts`
@@ -47,7 +46,7 @@ struct RouteCall {
     float* weights;    // [rows][top_k]
 };
 
-// to[ids[i], :] += weights[i] * x[i, :] for one i after the other; the product is rounded, then the sum.
+// to[ids[i], :] += weights[i] * x[i, :] for i in ascending order; the product is rounded, then the sum.
 struct ScatterCall {
     int64_t count;
     int64_t width;
@@ -57,7 +56,7 @@ struct ScatterCall {
     float* to;  // [.][width]
 };
 
-// out = residual + sigmoid(logit of the row) * x. Without logits x is added as it is, without a residual nothing is.
+// out = residual + sigmoid(logit of the row) * x. Without logits the factor is 1, without a residual nothing is added.
 // `out` may be the memory of `x` or of `residual`.
 struct GateRowsCall {
     int64_t rows;
@@ -68,7 +67,7 @@ struct GateRowsCall {
     Rows out;
 };
 
-// Weights [outputs, inputs] of all experts, packed alike; expert e begins at `weight + e * stride`.
+// Weights [outputs, inputs] of all experts, in the same form; expert e begins at `weight + e * stride`.
 struct WeightStack {
     Kind kind;
     int64_t outputs;
@@ -87,20 +86,20 @@ struct WeightStack {
 struct ExpertLayer {
     Router router;
     Activation activation;
-    WeightStack gate_up;  // gates, then ups; gates alone where there are `ups`, ups alone where nothing gates
+    WeightStack gate_up;  // gates, then ups; only gates if `ups` is given, only ups if nothing is gated
     WeightStack down;
-    std::optional<WeightStack> ups = {};  // packed in another kind than the gates
+    std::optional<WeightStack> ups = {};  // in a form other than that of the gates
 
     int64_t hidden() const { return down.outputs; }
     int64_t inner() const { return down.inputs; }
 };
 
-// out[t] = residual[t] + the sum over the experts that row t chose of weight * down(activation(gate_up(x[t]))), where
-// projections add their bias, if they have one.
+// out[t] = residual[t] + the sum over the experts chosen for row t of weight * down(activation(gate_up(x[t]))).
+// Projections add their bias if they have one.
 //
-// Sums over experts are fp32 and ascend by expert from zero; the residual is added to the finished sum, then it is
-// rounded to the element of `out`, which may be the memory of `x` or of `residual`. A row's bits depend on nothing but
-// its own x, logits and residual.
+// Sums over experts are fp32, start at zero and go by ascending expert. The residual is added to the finished sum,
+// which is then rounded to the element of `out`. `out` may be the memory of `x` or of `residual`. A row's bits depend
+// only on its own x, logits and residual.
 struct ExpertsCall {
     const ExpertLayer& layer;
     int64_t rows;
@@ -109,15 +108,15 @@ struct ExpertsCall {
     ConstRows residual;  // [rows][hidden], or absent
     Rows out;            // [rows][hidden]
     uint8_t* scratch;    // experts_scratch() bytes on a cache line; undefined before and after
-    KvPrefetcher* prefetcher = nullptr;  // as in LinearCall: in a call by one thread, or none
+    KvPrefetcher* prefetcher = nullptr;  // as in LinearCall: only in a call by one thread
 };
 
-// Bytes of scratch for a call of so many rows on a pool of so many threads. For one thread they are
-// `a + rows * b` with constants a and b of the layer, both multiples of 64, and for more threads never fewer: so shares
-// of a step, each on a thread of its own, need those of the whole step and `a` for each share but one.
+// Bytes of scratch for a call of `rows` rows on a pool of `threads` threads. For one thread that is `a + rows * b`,
+// with constants a and b of the layer, both multiples of 64; more threads never need less. So shards of a step, each on
+// a thread of its own, need the scratch of the whole step and `a` for each shard but one.
 int64_t experts_scratch(const ExpertLayer& layer, int64_t rows, int threads);
 
-// Reads the weights of each expert that some row chose, once, and of no other. Returns how many these are.
+// Reads the weights of each chosen expert once, and of no other. Returns the number of chosen experts.
 int64_t run_experts(const ExpertsCall& call, const KernelTable& kernels, Pool& pool);
 
 }  // namespace penstock

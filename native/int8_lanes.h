@@ -1,8 +1,9 @@
-// What an int8 KV cache needs: heads rounded to int8, queries to int16, and their products as exact sums of integers.
+// Arithmetic of an int8 KV cache: heads rounded to int8, queries to int16, and their products as exact sums of
+// integers.
 //
-// x = scale * code with code = nearest(x * (most / m)), ties to even, and scale = m / most, m being the largest
-// magnitude of the head and most 127 or 32767. Where m is below 2^-100 the scale is 0; where it is infinite or NaN the
-// scale is NaN, and with it everything that is made of the head.
+// x = scale * code with code = nearest(x * (most / m)), ties to even, and scale = m / most, where m is the largest
+// magnitude of the head and most is 127 or 32767. If m is below 2^-100 the scale is 0; if it is infinite or NaN the
+// scale is NaN, and so is everything computed from the head.
 //
 // A sum over a head has at most 512 products of 32767 * 127: below 2^31, so no order can change it, and every
 // instruction set gives the same bits.
@@ -19,7 +20,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 // Codes of x[0 .. dim); returns the scale.
 template <typename Code>
 PENSTOCK_INLINE float encode_head(const float* x, int dim, float most, Code* to) {
-    uint32_t largest_bits = 0;  // magnitudes as integers are ordered like the numbers, infinity and NaN on top
+    uint32_t largest_bits = 0;  // as integers, magnitudes have the order of the numbers, with infinity and NaN on top
     for (int d = 0; d < dim; d++) {
         const uint32_t magnitude = bits_of(x[d]) & 0x7fffffffu;
         largest_bits = magnitude > largest_bits ? magnitude : largest_bits;
@@ -36,11 +37,11 @@ PENSTOCK_INLINE float encode_head(const float* x, int dim, float most, Code* to)
     return largest / most;
 }
 
-// A query for `add_products`: word w of the keys, k[4w .. 4w + 3], meets the words 2w and 2w + 1 of this,
+// A query for `add_products`: word w of a key, k[4w .. 4w + 3], is multiplied by words 2w and 2w + 1 of the query,
 //
 //     q[4w] q[4w + 2] | q[4w + 1] q[4w + 3]      as int16, zeros beyond the head
 //
-// because a shift parts the even bytes of a word from the odd ones.
+// because a shift separates the even bytes of a word from the odd ones.
 PENSTOCK_INLINE float encode_query(const float* x, int dim, uint32_t* to) {
     int16_t codes[kMostHeadDim + 4];
     const float scale = encode_head(x, dim, 32767.0f, codes);

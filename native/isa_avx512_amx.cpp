@@ -1,4 +1,4 @@
-// The kernels of avx512_bf16, but for products of bfloat16.
+// The kernels of avx512_bf16, except for products of bfloat16.
 #include "kernel_table.h"
 #include "linear_bf16.h"
 

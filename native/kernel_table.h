@@ -12,10 +12,10 @@ namespace penstock {
 
 class Pool;
 
-// Of one kind of weight.
+// The kernels of one form of weight.
 struct LinearKernels {
     void (*linear)(const LinearCall& call, Pool& pool);
-    // What `linear` makes of call.x in call.scratch before it multiplies. Of the call it reads no more.
+    // Converts call.x into call.scratch, as `linear` does before it multiplies. Reads nothing else of the call.
     void (*prepare)(const LinearCall& call, Pool& pool);
     void (*lookup)(const LookupCall& call, Pool& pool);
 };

@@ -7,7 +7,7 @@ namespace penstock {
 
 void KvPrefetcher::aim_at_next() {
     while (operation_ < program_.operations.size() && !program_.attends(operation_)) operation_++;
-    if (operation_ == program_.operations.size()) return;  // go on with the last cache: harmless, and soon at its end
+    if (operation_ == program_.operations.size()) return;  // continue with the last cache: harmless, and it ends soon
     const AttendOperation& attend = *program_.attends(operation_++);
     cache_ = &step_.caches[attend.cache];
     window_ = attend.window;
@@ -19,7 +19,7 @@ void KvPrefetcher::aim_at_next() {
     line_ = 64;
 }
 
-// Of the row: the one with the first position that its first token sees.
+// The row's first block: that with the first position that its first token sees.
 int32_t KvPrefetcher::first_block() const {
     if (row_ >= shard_.rows) return 0;
     const int32_t count = shard_.q_start[row_ + 1] - shard_.q_start[row_];

@@ -1,10 +1,10 @@
-// Asks for the keys and values that attention will read next, line by line while products are computed.
+// Prefetches the keys and values that attention will read next, line by line, while products are computed.
 //
-// With many streams, products keep the registers busy and leave the memory idle; attention does the opposite. So a shard
-// of a step (shards.h) asks for its next keys and values in the loops of its products: by the time attention wants them
-// they lie in the shared cache. Evenly, because a processor drops what is asked for while too much is on its way.
+// With many streams, products are bound by arithmetic and leave memory idle; attention is bound by memory. So a shard
+// of a step (shards.h) prefetches its next keys and values in the loops of its products, and attention finds them in
+// the shared cache. The requests are spread evenly, because a processor drops prefetches when too many are outstanding.
 //
-// Changes no result: memory is asked for, and not read.
+// Results do not change: memory is prefetched, not read.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,16 @@ struct Program;
 struct Shard;
 struct Step;
 
-// Of one thread.
+// Used by one thread.
 class KvPrefetcher {
 public:
     KvPrefetcher(const Program& program, const Step& step, const Shard& shard)
         : program_(program), step_(step), shard_(shard) {}
 
-    // Goes on to the cache that is read next, in the order in which attention reads it: row after row, block after
-    // block.
+    // Goes on to the cache that attention reads next, in its order: row by row, block by block.
     void aim_at_next();
 
-    // The next `lines` lines of 64 bytes; the last ones again and again when there are no more.
+    // The next `lines` lines of 64 bytes; repeats the last ones when there are no more.
     const uint8_t* take(int lines) {
         if (left_ < lines) next_run();
         const uint8_t* at = at_;
@@ -43,13 +42,13 @@ private:
     const Program& program_;
     const Step& step_;
     const Shard& shard_;
-    size_t operation_ = 0;  // from here on we look for the next attention
+    size_t operation_ = 0;  // where the search for the next attention begins
     const KvCache* cache_ = nullptr;
-    int32_t window_ = 0;  // of its attention
+    int32_t window_ = 0;  // of that attention
     int32_t row_ = 0;    // of the shard
-    int32_t block_ = 0;  // of the row: whose keys come next, or whose values
+    int32_t block_ = 0;  // of the row: the one whose keys or values come next
     bool values_next_ = false;
-    const uint8_t* at_ = nullptr;  // in a run of neighbouring lines: a block's keys, or its values
+    const uint8_t* at_ = nullptr;  // in a block's keys or values, which are contiguous lines
     int64_t left_ = 0;             // lines
     int64_t line_ = 0;             // bytes to the next line; 0 at the end
 };

@@ -7,10 +7,11 @@
 //     for each chunk of kChunk absolute positions of which the token sees any, with the positions that it sees:
 //         score[p]  = sum over d ascending of q[d] * scale * k[p][d], in 16 lanes (d mod 16), then across lanes
 //         top, weight[p] and sum as in attention.h
-//         mixed[d]  = sum over p ascending of weight[p] * k[p][head_dim - value_dim + d]     one accumulator an element
+//         mixed[d]  = sum over p ascending of weight[p] * k[p][head_dim - value_dim + d]  one accumulator per element
 //
-// and chunks are folded, and sinks added, as there. All of it is fp32; keys are read as they lie, bf16 or fp32, or as
-// codes of int8 times their scales, where d counts the elements of a row with its zeros (attention_call.h).
+// Chunks are folded, and sinks added, as in attention.h. All arithmetic is fp32. Keys are read as they are stored, bf16
+// or fp32, or as int8 codes times their scales; then d counts the elements of a row with its padding
+// (attention_call.h).
 #pragma once
 
 #include <type_traits>
@@ -26,19 +27,19 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 
 constexpr int kLatentHeads = 8;
 
-// Register tiles: heads x positions of scores, heads x vectors of mixes. Bits do not depend on them.
+// Register tiles: heads x positions of scores, heads x vectors of mixes. Results do not depend on their sizes.
 #if defined(PENSTOCK_AVX512)
 constexpr int kTiledHeads = 4, kTiledPositions = 4, kTiledVectors = 4;
 #else
 constexpr int kTiledHeads = 2, kTiledPositions = 2, kTiledVectors = 2;
 #endif
 
-// What one thread needs for one task; on its stack.
+// The memory that one thread needs for one task, on its stack.
 struct LatentMemory {
-    alignas(64) float query[kLatentHeads * kMostLatentWidth];  // scaled; as keys lie, filled up with 0 to whole vectors
+    alignas(64) float query[kLatentHeads * kMostLatentWidth];  // scaled; in the order of keys, padded to whole vectors
     alignas(64) float mixed[kLatentHeads * kMostLatentDim];
     alignas(64) float result[kLatentHeads * kMostLatentDim];
-    alignas(64) float scores[kLatentHeads * kChunk];  // then weights
+    alignas(64) float scores[kLatentHeads * kChunk];  // replaced by weights
     const void* key[kChunk];                          // of the positions that the token sees
 };
 
@@ -55,9 +56,9 @@ PENSTOCK_INLINE f32x16 load_codes(const int8_t* p) {
 #endif
 }
 
-// How the keys of a call lie.
+// How the keys of a call are stored.
 struct LatentKeys {
-    int first, width;  // where a value begins, and the end of a key, in elements
+    int first, width;  // where a value begins and a key ends, in elements
 
     template <typename T>
     PENSTOCK_INLINE f32x16 load(const void* key, int d) const {
@@ -71,7 +72,7 @@ struct LatentKeys {
     }
 };
 
-// What a token sees of a chunk: positions [from, until) of it.
+// The part of a chunk that a token sees: its positions [from, until).
 struct Glimpse {
     int from, until;
 };
@@ -182,7 +183,7 @@ PENSTOCK_INLINE void write_latent_result(const AttentionCall& call, int64_t toke
     }
 }
 
-// The chunk of positions [start, start + kChunk): tops, sums and mixes of the heads, of which there are `count`.
+// Computes tops, sums and mixes of `count` heads for the chunk of positions [start, start + kChunk).
 template <typename T>
 PENSTOCK_INLINE void attend_latent_chunk(const AttentionCall& call, int row, int start, const Glimpse& seen, int count,
                                          LatentMemory& memory, float* top, float* sum) {
@@ -263,7 +264,7 @@ inline void attend_latent(const AttentionCall& call, Pool& pool) {
     }
 }
 
-// Attention over a cache of either sort.
+// Attention over a cache of either kind.
 inline void attention_of_any(const AttentionCall& call, Pool& pool) {
     call.cache.latent() ? attend_latent(call, pool) : attention(call, pool);
 }

@@ -1,12 +1,12 @@
 // Linear with bfloat16 weights and activations, fp32 sums.
 //
-// The packed weight, panel after panel of 16 outputs (K is filled up to an even number with a zero):
+// The packed weight, panel after panel of 16 outputs (K is padded with a zero to an even number):
 //
 //     panel 0:  | pair 0: o0 k0 k1, o1 k0 k1, ..., o15 k0 k1 | pair 1: o0 k2 k3, ... | ... | pair K/2 - 1 |
 //     panel 1:  ...                                                                       2 bytes an element
 //
-// Order of a sum: pairs of inputs ascending. Within a pair, `vdpbf16ps` adds as it likes (odd first, subnormals as
-// zero); elsewhere even first. With AMX, see linear_bf16_amx.h.
+// Order of a sum: pairs of inputs ascending. Within a pair `vdpbf16ps` sets the order (odd first, subnormals as zero);
+// other instruction sets add the even input first. With AMX, see linear_bf16_amx.h.
 #pragma once
 
 #include "dot_lanes.h"
@@ -66,7 +66,7 @@ struct LinearBf16 {
 };
 #endif
 
-// A row as bfloat16, filled up to an even number of elements.
+// Converts rows to bfloat16, padded to an even number of elements.
 inline void round_row(const ConstRows& x, int64_t row, int64_t inputs, bf16* to) {
     for (int64_t k = 0; k < inputs; k += kLanes) {
         const int count = int(smaller(kLanes, inputs - k));

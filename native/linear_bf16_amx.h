@@ -1,10 +1,10 @@
 // Linear with bfloat16 weights and activations by AMX (ADR 55): tiles of 32 rows by two panels of 16 outputs, 32 inputs at a time.
 //
-// The packed weight of linear_bf16.h is what the processor wants of a tile: pairs of inputs of 16 outputs, line after line.
+// The packed weight of linear_bf16.h already has the layout of a tile: pairs of inputs of 16 outputs, line by line.
 //
-// Order of a sum: 32 inputs after 32 inputs; of each, the sum of the even ones and that of the odd ones, both ascending, are
-// added up, and then that to the sum before. Subnormals count as zero. A row's sums do not see the other rows of a tile, and
-// every call is computed so, however few rows it has.
+// Order of a sum: in steps of 32 inputs, ascending. In each step the sum of the even inputs and that of the odd ones,
+// both ascending, are added together, and the result to the sum so far. Subnormals count as zero. A row's sums do not
+// depend on other rows of its tile, and every call is computed like this, however few rows it has.
 #pragma once
 
 #include "linear_tiles.h"
@@ -20,19 +20,19 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 struct LinearBf16 {
     static constexpr int kTileRows = 16, kRows = 2 * kTileRows;
     static constexpr int64_t kInputs = 32, kTileBytes = 1024;  // of a tile
-    static constexpr int64_t kAhead = 8192;                    // bytes of a panel that are asked for before they are used
+    static constexpr int64_t kAhead = 8192;                    // how many bytes of a panel are prefetched ahead of use
     const LinearCall& call;
     const bf16* x;
     int64_t x_stride;
 
-    // Rows that stay in the second cache beside the panels that they meet.
+    // Rows that fit into the L2 cache beside the panels by which they are multiplied.
     Block block() const {
         constexpr int64_t kRowsBytes = 512 << 10, kPanels = 8;
         return {larger(1, kRowsBytes / (call.inputs * 2) / kRows) * kRows, kPanels};
     }
 
-    // Panels of a gated call count its columns, as in walk_gated_tiles. The rows that fill no tile come last, for all panels:
-    // a thread's tiles have one shape at a time.
+    // Panels of a gated call count its columns, as in walk_gated_tiles. Rows that fill no tile come last, for all
+    // panels, because a thread's tiles have one shape at a time.
     void walk(int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
         const int64_t left = (last_row - row) % kTileRows, whole_end = last_row - left;
         if (row < whole_end) walk_in_tiles(kTileRows, row, whole_end, panel, last_panel);
@@ -40,7 +40,7 @@ struct LinearBf16 {
     }
 
 private:
-    // In tiles of so many rows.
+    // In tiles of `rows` rows.
     void walk_in_tiles(int rows, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
         const TileShape of_rows{rows, 64}, of_weights{kTileRows, 64};
         const AmxTiles tiles({of_rows, of_rows, of_rows, of_rows, of_rows, of_rows, of_weights, of_weights});
@@ -60,7 +60,7 @@ private:
         }
     }
 
-    // `T` tiles of rows and `P` panels. The first tile of rows to meet the panels asks for their lines ahead of use.
+    // `T` tiles of rows and `P` panels. The first tile of rows that reads the panels prefetches their lines.
     template <int T, int P>
     PENSTOCK_NOINLINE void tile(int rows, int64_t row, int64_t panel, bool first) const {
         const int64_t bytes = panel_bytes(Kind::bf16, call.inputs), whole = call.inputs / kInputs;
@@ -110,7 +110,7 @@ private:
         }
     }
 
-    // The same of fewer than 32 inputs, filled up with zeros.
+    // The same for fewer than 32 inputs, padded with zeros.
     template <int T, int P>
     PENSTOCK_NOINLINE void multiply_rest(int rows, const bf16* const (&numbers)[T], const uint8_t* const (&weight)[P]) const {
         alignas(64) uint8_t filled_weights[P][kTileBytes] = {};

@@ -1,10 +1,10 @@
 // Linear with weights in the block forms of layout.h, and activations quantised in groups of 32, to 8 bits or, where
-// they are outliers, to 16 (ADR 10). One tile for all of them: a form is how codes are read (block_codes.h) and how the
-// scales of its shares are (block_scales.h).
+// they are outliers, to 16 (ADR 10). One tile for all forms: a form says how codes (block_codes.h) and the scales of
+// its shares (block_scales.h) are read.
 //
-// A weight is code * scale - minimum, or (code - bias) * scale. Order of a sum: groups ascending; in each, share after
-// share of 32 or 16 inputs, first scale times the exact integer sum of high bytes, then the minimum's share. Then
-// scale / 256 times the exact sums of low bytes, groups and shares ascending.
+// A weight is code * scale - minimum, or (code - bias) * scale. Order of a sum: groups ascending; in each, its
+// shares of 32 or 16 inputs ascending: first scale times the exact integer sum of high bytes, then the minimum's share.
+// After all groups, scale / 256 times the exact sums of low bytes, again by ascending groups and shares.
 #pragma once
 
 #include "block_codes.h"
@@ -22,14 +22,14 @@ struct LinearBlocks : CodeTiles {
     static constexpr int kShares = S::kShares, kPairs = 4 / kShares;  // of quads of inputs, in a share
     static_assert(kForm.low_bits == C::kLowBits && kForm.high_bits == C::kHighBits && kForm.table == C::kTable, "");
     static_assert((C::kBias == 0) == S::kMinima, "a code without a minimum is above its number by the bias");
-    // A tile of several panels has no registers for its units' halves: it widens them once for all groups.
+    // A tile of several panels has no registers for the fp16 fields of its units: it widens them once for all groups.
     template <int P>
     using Halves = std::conditional_t<(kPanels > 1 && P > 1 && kGroups > 1), WidenedHalves<int(kForm.halves)>, StoredHalves>;
     const LinearCall& call;
     QuantizedRows x;
 
-    // As many rows as a cache holds beside the panels that they meet one after another. And no more panels than stay in the
-    // second cache until the next rows come.
+    // As many rows as fit into a cache beside the panels by which they are multiplied. And no more panels than stay in
+    // the L2 cache until the next rows come.
     Block block() const {
         constexpr int64_t kPanelsBytes = 128 << 10, kMostPanels = 8, kPair = 2;
         const int64_t row_bytes = x.groups * (kGroup + (1 + kShares) * int64_t(sizeof(float)));
@@ -76,7 +76,8 @@ struct LinearBlocks : CodeTiles {
                         const int64_t share = g * kShares + h;
                         typename C::Sum sum[R][T];
                         PENSTOCK_UNROLL for (int r = 0; r < R; r++) {
-                            // Made anew each time: GCC copies a sum of two registers by the stack, in four parts.
+                            // Created anew each time: GCC copies a sum of two registers through the stack, in four
+                            // parts.
                             PENSTOCK_UNROLL for (int t = 0; t < T; t++) sum[r][t] = C::begin(whole_offsets[r * words + share]);
                         }
                         PENSTOCK_UNROLL for (int i = h * kPairs; i < (h + 1) * kPairs; i++) {
@@ -124,7 +125,7 @@ struct LinearBlocks : CodeTiles {
         sums.finish_tile(call, row, panel);
     }
 
-    // Few groups have low bytes. Not part of the tile's own loop, which needs every register.
+    // Few groups have low bytes, so this is not part of the tile's loop, which needs every register.
     template <int R, int P>
     PENSTOCK_NOINLINE void add_low_bytes(const uint8_t* const (&start)[P], int64_t row, TileSums<R, P>& sums) const {
         for (int r = 0; r < R; r++) {
@@ -136,7 +137,7 @@ struct LinearBlocks : CodeTiles {
                 for (int h = 0; h < kShares; h++) {
                     for (int p = 0; p < P; p++) {
                         const auto table = C::load_panel(start[p]);
-                        i32x16 whole = broadcast_i32(0);  // low bytes go to -128: no more than a pair for a short sum
+                        i32x16 whole = broadcast_i32(0);  // low bytes reach -128: a short sum holds only one pair
                         PENSTOCK_UNROLL for (int i = 0; i < 4; i++) {
                             if (i / kPairs != h) continue;
                             const auto pair = C::load(table, start[p] + unit + kHeader + j * kGroupBytes, i);
@@ -161,8 +162,8 @@ struct LinearBlocks : CodeTiles {
         return sum;
     }
 
-    // What is added for the part of the weight that a share's inputs have in common: what they stand for, all together,
-    // with the sign of the minimum; or the bias times the sum of their high bytes.
+    // The term for the part of the weight that all inputs of a share have in common: the sum of the inputs, with the
+    // sign of the minimum; or the bias times the sum of their high bytes.
     static void note_offsets(const QuantizedRows& x, int64_t row, int64_t g, float scale, ByteSums whole) {
         ByteSums share = whole;
         for (int h = 0; h < kShares; h++) {
@@ -197,7 +198,7 @@ struct LinearBlocks : CodeTiles {
         split_tiles(LinearBlocks{{}, call, quantized_rows(call, kKind)}, call, pool);
     }
 
-    // Rows as numbers, those that the format defines.
+    // Rows as the numbers that the format defines.
     static void look_up_rows(const LookupCall& call, Pool& pool) {
         const int64_t bytes = panel_bytes(kKind, call.inputs);
         each_row(call.count, call.inputs, pool, [&](int64_t i) {

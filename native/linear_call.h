@@ -1,5 +1,4 @@
-// What a linear kernel is told: plain pointers and sizes. Nothing here is owned, and all of it was checked by the
-// caller.
+// The arguments of a linear kernel: plain pointers and sizes, not owned, and checked by the caller.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +21,13 @@ enum class Activation : int32_t {
     gelu_and_mul = 6
 };
 
-// Whether half of what goes in weighs the other half.
+// Whether the activation multiplies one half of its input by a function of the other half.
 constexpr bool gates(Activation kind) {
     return kind == Activation::silu_and_mul || kind == Activation::gelu_new_and_mul ||
            kind == Activation::clamped_swiglu_and_mul || kind == Activation::gelu_and_mul;
 }
 
-// Rows of floats; `stride` counts elements from one row to the next. `data` is null where there is none (no bias, ...).
+// Rows of floats; `stride` counts elements from one row to the next. `data` is null if there are none (no bias, ...).
 struct ConstRows {
     const void* data;
     int64_t stride;
@@ -46,30 +45,30 @@ struct Rows {
 // Sums are in fp32; bias, then residual, are added to the finished sum; then it is rounded to the element of `out`.
 // `residual` and `out` may be the same memory.
 //
-// A gated call takes the first half of the outputs for gates and the second for what they weigh (SwiGLU, GeGLU):
+// In a gated call the first half of the outputs are gates and the second half are multiplied by them (SwiGLU, GeGLU):
 //
 //     out[rows, outputs / 2] = activation(first half) * second half
 //
-// of finished sums with their bias. Then outputs is a multiple of 32, and there is no residual.
+// with finished sums, bias included. Then outputs is a multiple of 32, and there is no residual.
 struct LinearCall {
     int64_t rows;
     int64_t outputs;
     int64_t inputs;
     ConstRows x;
-    const uint8_t* weight;  // packed; the layout is drawn at the top of each kernel's file
+    const uint8_t* weight;  // packed; each kernel's file begins with a drawing of the layout
     ConstRows bias;         // one row
     ConstRows residual;
     Rows out;
     uint8_t* scratch;  // rows * scratch_stride() bytes on a cache line; undefined before and after
-    std::optional<Activation> gate;  // of a gated call; one that gates
-    KvPrefetcher* prefetcher = nullptr;  // memory to ask for meanwhile, in a call by one thread; or none
-    bool prepared = false;  // whether `scratch` holds already what the kind's prepare_* makes of x, which is not read then
+    std::optional<Activation> gate;  // of a gated call
+    KvPrefetcher* prefetcher = nullptr;  // what to prefetch meanwhile, in a call by one thread; or none
+    bool prepared = false;  // whether `scratch` already holds the result of the form's `prepare`; then x is not read
 
     bool gated() const { return gate.has_value(); }
     int64_t columns() const { return gated() ? outputs / 2 : outputs; }  // of out
 };
 
-// Whether rows are multiplied as they lie; others are first turned into the kind's own form, in scratch.
+// Whether rows are multiplied where they are; if not, they are first converted into scratch.
 constexpr bool multiplied_as_it_lies(Kind kind, int64_t inputs, Element element) {
     if (kind == Kind::bf16) return element == Element::bf16 && inputs % 2 == 0;
     if (kind == Kind::f8) return element == Element::bf16 && inputs % 4 == 0;

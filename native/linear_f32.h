@@ -1,11 +1,11 @@
-// Linear with float32 weights and activations, and fp32 sums: for models whose numbers may not be rounded.
+// Linear with float32 weights and activations, and fp32 sums: for models whose weights must not be rounded.
 //
 // The packed weight, panel after panel of 16 outputs:
 //
 //     panel 0:  | input 0: o0, o1, ..., o15 | input 1: o0, ..., o15 | ... | input K - 1 |
 //     panel 1:  ...                                                       4 bytes an element
 //
-// Order of a sum: inputs ascending, each product added by one fused multiply-add where the machine has it.
+// Order of a sum: inputs ascending, each product added by a fused multiply-add if the machine has it.
 #pragma once
 
 #include "linear_tiles.h"

@@ -1,19 +1,19 @@
 // Linear with weights in FP8 (E4M3) as a file has them, a float32 scale for each 128 inputs of an output, and bfloat16
 // activations; sums in fp32.
 //
-// The packed weight, panel after panel of 16 outputs; a panel is unit after unit of 128 inputs, the last one cut off after
-// whole lines (K is filled up to a multiple of 4 with zeros), each
+// The packed weight, panel after panel of 16 outputs; a panel is a sequence of units of 128 inputs, the last one cut
+// off after whole lines (K is padded with zeros to a multiple of 4), each
 //
 //     | scales of o0..o15, fp32 | line 0: k = 0 to 3 | line 1: k = 4 to 7 | ... | line 31 |            64 bytes each
 //
-// and a line has, for four outputs after four, the codes of two inputs and then those of two more:
+// and a line has, for each four outputs in turn, the codes of two inputs and then those of the next two:
 //
 //     | o0 k0 k1, o1 k0 k1, o2 k0 k1, o3 k0 k1 | o0 k2 k3, o1 k2 k3, o2 k2 k3, o3 k2 k3 | o4 k0 k1, ... |
 //
-// A code has a sign, 4 bits of exponent above -7, and 3 of fraction (Micikevicius et al. 2022, section 3): every one but
-// NaN is a bfloat16 number, subnormal ones too, and products of those are exact in fp32. There are no NaNs: whoever packs
-// sees to that. Order of a sum: in a unit, pairs of inputs ascending, each as in linear_bf16.h, in kChains sums that take
-// turns and are added up at its end; then times the scale, units ascending.
+// A code has a sign, 4 bits of exponent above -7, and 3 of fraction (Micikevicius et al. 2022, section 3): every code
+// but NaN is a bfloat16 number, subnormal ones too, and products of two are exact in fp32. NaNs must not be packed. Order
+// of a sum: in a unit, pairs of inputs ascending, each as in linear_bf16.h, in kChains sums that take turns and are
+// added up at its end; then times the scale, units ascending.
 #pragma once
 
 #include "dot_lanes.h"
@@ -23,7 +23,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// What codes stand for.
+// The numbers of codes.
 struct E4m3Numbers {
     float number[256];
     constexpr E4m3Numbers() : number() {
@@ -38,15 +38,15 @@ struct E4m3Numbers {
 };
 constexpr E4m3Numbers kE4m3;
 
-// The numbers of a line: of inputs 0 and 1, and of inputs 2 and 3.
+// The numbers of a line: inputs 0 and 1, then inputs 2 and 3.
 struct F8Line {
     Pairs first, second;
 };
 
 #if defined(PENSTOCK_AVX512) || defined(PENSTOCK_ISA_AVX2)
-// The bytes of bfloat16 numbers, found in tables of 16. Of a normal number the upper byte is the code's upper half with
-// the exponent's bias put right, and the lower one its lower half moved up; what a subnormal code's bytes differ by from
-// that is added. A code above 15 indexes nothing there: its highest bit is set in the index.
+// The bytes of bfloat16 numbers, from tables of 16. The upper byte of a normal number is the code's upper half with the
+// exponent's bias changed, and the lower byte is its lower half shifted up; for a subnormal code the difference from
+// that is added. A code above 15 finds 0 in that table, because the highest bit of its index is set.
 constexpr int8_t kUpper[16] = {0x3c,  0x3d,  0x3e,  0x3f,  0x40,  0x41,  0x42,  0x43,
                                -0x44, -0x43, -0x42, -0x41, -0x40, -0x3f, -0x3e, -0x3d};
 constexpr int8_t kUpperBelow[16] = {-0x3c, -1, -1, -1};
@@ -111,8 +111,8 @@ PENSTOCK_INLINE F8Line load_f8_line(const uint8_t* p) {
 #endif
 
 struct LinearF8 {
-    // Reading a line takes 13 instructions, and a row's products with it two: so as many rows as there are registers for.
-    // Where products take more, and activations must be widened too, two panels share those.
+    // Reading a line takes 13 instructions, and its products with a row two: so a tile has as many rows as registers
+    // allow. If products take more, and activations must be widened too, two panels share the widened activations.
 #if defined(PENSTOCK_ISA_AVX512_BF16)
     static constexpr int kRows = 8, kPanels = 1, kFewRows = 8, kChains = 2;  // 16 sums, 2 weights, 7 constants
 #elif defined(PENSTOCK_AVX512)
@@ -180,7 +180,7 @@ struct LinearF8 {
     }
 };
 
-// Rows as bfloat16, filled up with zeros to whole lines.
+// Rows as bfloat16, padded with zeros to whole lines.
 inline void prepare_f8(const LinearCall& call, Pool& pool) {
     bf16* rounded = reinterpret_cast<bf16*>(call.scratch);
     const int64_t stride = scratch_stride(Kind::f8, call.inputs) / 2;

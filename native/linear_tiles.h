@@ -1,19 +1,19 @@
-// How every linear kernel walks its outputs: which thread computes what, in which register tiles; and how results
-// leave.
+// How every linear kernel walks its outputs: which thread computes what, in which register tiles; and how results are
+// written.
 //
-// Exactness: threads split outputs and rows, never inputs; a tile adds up each of its elements over all inputs in the
-// one order that its kernel has. So neither the split nor the tile's shape can change a bit.
+// Exactness: threads divide outputs and rows, never inputs; a tile sums each of its elements over all inputs in the one
+// order of its kernel. So neither the division nor a tile's shape can change a bit.
 //
 // A kernel has `kRows`, `block()` as below and a `walk` of its own (linear_bf16_amx.h), or is a value with
 //     kRows, kPanels                                  its register tile for many rows: rows x panels of 16 outputs
-//     kFewRows                                        its tile for few rows has one panel and up to so many rows
-//     kPanelsInTurn                                   whether a tile of two panels, of a gated call, needs no more
-//                                                     registers than one of one panel
-//     kEvenTiles                                      whether rows are shared out evenly among tiles, or are left over
-//                                                     for a low one
+//     kFewRows                                        its tile for few rows has one panel and up to this many rows
+//     kPanelsInTurn                                   whether a tile of two panels, in a gated call, needs no more
+//                                                     registers than a tile of one panel
+//     kEvenTiles                                      whether rows are divided evenly among tiles, or the rest goes
+//                                                     to a lower tile
 //     block()                                         how many rows are walked over how many panels before the next rows are
 //     template <int R, int P> tile(row, panel, turn)  computes and writes R rows x P panels from there on; in a gated
-//                                                     call P / 2 of gates and as many of what they weigh
+//                                                     call P / 2 of gates and as many that gates multiply
 #pragma once
 
 #include "activation.h"
@@ -47,25 +47,25 @@ struct Block {
     int64_t rows, panels;
 };
 
-// Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half
-// at what they weigh.
+// Where the panels of a tile begin: side by side, or in a gated call the first half at the gates and the second half at
+// the outputs that gates multiply.
 template <int P>
 PENSTOCK_INLINE const uint8_t* panel_at(const LinearCall& call, int64_t panel, int p, int64_t bytes) {
     if (P > 1 && call.gated() && p >= P / 2) panel += call.outputs / 2 / kPanel - P / 2;
     return call.weight + (panel + p) * bytes;
 }
 
-// How a tile asks for weights ahead of their use.
+// How a tile prefetches weights.
 //
-// A tile of one panel and up to kQuickRows rows is done with a line at once: what the processor runs ahead of itself, and
-// a request for the first cache, keep memory busy. With VNNI so is a tile of one row and the two panels of a gated call. A
-// larger tile dwells on each line, and then requests for the first cache, of which few may be on their way, are too few:
-// so it asks early for the second cache, which may have many, and from there in time for the first (ADR 15).
+// A tile of one panel and up to kQuickRows rows needs little time for a line: out-of-order execution and prefetches
+// into L1 keep memory busy. With VNNI the same holds for a tile of one row and the two panels of a gated call. A larger
+// tile spends longer on each line, and then prefetches into L1, of which few may be outstanding, are too few: so it
+// prefetches early into L2, which allows many, and from there in time into L1 (ADR 15).
 //
-// Several tiles that read the same panels for other rows ask for the panels that follow, each for its share of the lines:
-// if the first asked for all, it would wait for them, and memory would be idle during the others.
+// If several tiles read the same panels for different rows, each prefetches its share of the panels that follow: if the
+// first fetched all of them, it would wait for them, and memory would be idle during the others.
 struct Turn {
-    int64_t at, of;  // this tile among those tiles
+    int64_t at, of;  // this tile's number, and how many tiles share the panels
 };
 
 template <int R, int P, int kQuickRows = 3>
@@ -75,8 +75,8 @@ public:
         : distance_(P == 1 && turn.of == 1 ? 8192 : (call.gated() ? P / 2 : P) * panel_bytes), of_(turn.of),
           until_mine_(turn.at) {}
 
-    // Goes on by a line or some lines of every panel: how far ahead of them to ask early. 0 asks for what the tile reads
-    // anyhow, where it is another tile's turn: no branch, and nothing on its way.
+    // Goes on by one or more lines of every panel; returns how far ahead to prefetch. 0, when it is another tile's
+    // turn, prefetches what the tile reads anyway: no branch, and no request to memory.
     PENSTOCK_INLINE int64_t next_early() {
         const bool mine = until_mine_ == 0;
         until_mine_ = mine ? of_ - 1 : until_mine_ - 1;
@@ -102,8 +102,8 @@ private:
     int64_t distance_, of_, until_mine_;
 };
 
-// The next `lines` lines that the call is to ask for besides; some that are there anyhow, if there are none. A tile takes
-// as many for as many weights, whatever their kind.
+// The next `lines` lines that the call's prefetcher wants; lines that are cached anyway, if there is none. The number
+// of lines per weight is the same for all forms.
 PENSTOCK_INLINE const uint8_t* take_prefetch(const LinearCall& call, int lines, const void* otherwise) {
     return call.prefetcher ? call.prefetcher->take(lines) : static_cast<const uint8_t*>(otherwise);
 }
@@ -112,8 +112,8 @@ PENSTOCK_INLINE f32x16 add_vector(f32x16 sum, const ConstRows& vector, int64_t r
     return vector.data ? add(sum, load_elements(vector, row, column, count)) : sum;
 }
 
-// Writes the sums of a tile, [rows][panels * 16]: plus bias, plus residual, rounded once. Not part of the tile's own
-// code: it runs once for thousands of products, and every shape of tile would carry its copy.
+// Writes the sums of a tile, [rows][panels * 16]: plus bias, plus residual, rounded once. Not inlined into tiles: it
+// runs once for thousands of products, and every shape of tile would have a copy.
 PENSTOCK_NOINLINE inline void finish(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
                                      const float* sums) {
     for (int r = 0; r < rows; r++) {
@@ -126,7 +126,7 @@ PENSTOCK_NOINLINE inline void finish(const LinearCall& call, int64_t row, int ro
     }
 }
 
-// The same of a gated call, where the tile's second half of panels meets the first.
+// The same for a gated call: multiplies the second half of the tile's panels by the activated first half.
 template <class Activate>
 PENSTOCK_INLINE void finish_gates(const LinearCall& call, int64_t row, int rows, int64_t panel, int panels,
                                   const float* sums, const Activate& activate) {
@@ -157,7 +157,7 @@ PENSTOCK_NOINLINE inline void finish_gated(const LinearCall& call, int64_t row, 
     finish_by([](f32x16 gate, f32x16 up) { return mul(silu(gate), up); });
 }
 
-// The sums of a tile on their way out of registers.
+// The sums of a tile, stored from registers.
 template <int R, int P>
 struct alignas(64) TileSums {
     float sums[R * P * kLanes];
@@ -169,7 +169,7 @@ struct alignas(64) TileSums {
         }
     }
 
-    // Those of one panel.
+    // The sums of one panel.
     PENSTOCK_INLINE void put(int p, const f32x16 (&sum)[R][1]) {
         PENSTOCK_UNROLL for (int r = 0; r < R; r++) store(at(r, p), sum[r][0]);
     }
@@ -181,8 +181,9 @@ struct alignas(64) TileSums {
     }
 };
 
-// A tile of a kernel that adds up panels over all inputs at once, `add_up(row, weight, ahead, sum)`: all of them together; or
-// one after the other, where two have no registers beside so many rows. (With few rows memory sets the pace.)
+// A tile of a kernel that sums panels over all inputs in one call, `add_up(row, weight, ahead, sum)`: all panels
+// together, or one after the other if registers do not suffice for two with this many rows. (With few rows memory
+// bandwidth is the limit.)
 template <int R, int P, class Kernel>
 PENSTOCK_INLINE void add_up_tile(const Kernel& kernel, Kind kind, int64_t row, int64_t panel, const Turn& turn) {
     const int64_t bytes = panel_bytes(kind, kernel.call.inputs);
@@ -213,7 +214,7 @@ PENSTOCK_INLINE void walk_tile(const Kernel& kernel, int64_t row, int64_t rows, 
     kernel.template tile<R, P>(row, panel, turn);
 }
 
-// As few tiles as will do.
+// As few tiles as possible.
 template <int R, int P, class Kernel>
 void walk_rows(const Kernel& kernel, int64_t row, int64_t last, int64_t panel) {
     Turn turn{0, divide_up(last - row, R)};
@@ -237,7 +238,7 @@ void walk_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t pan
     for (; panel < last_panel; panel++) walk_rows<Few, 1>(kernel, row, last_row, panel);
 }
 
-// Panels of a gated call count its columns: each stands for one of gates and one of what they weigh.
+// Panels of a gated call count its columns: each is a panel of gates and the panel that they multiply.
 template <class Kernel>
 void walk_gated_tiles(const Kernel& kernel, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) {
     constexpr int P = Kernel::kPanels < 2 ? 2 : Kernel::kPanels;
@@ -256,7 +257,7 @@ constexpr bool walks_itself = false;
 template <class Kernel>
 constexpr bool walks_itself<Kernel, decltype(void(&Kernel::walk))> = true;
 
-// Walks a block's rows over its panels, then the next rows over them.
+// Walks a block's rows over its panels, then the next rows over the same panels.
 template <class Kernel>
 void walk_blocks(const Kernel& kernel, const LinearCall& call, int64_t row, int64_t last_row, int64_t panel,
                  int64_t last_panel) {
@@ -275,8 +276,8 @@ void walk_blocks(const Kernel& kernel, const LinearCall& call, int64_t row, int6
     }
 }
 
-// Shares the outputs out among the threads, and the rows too where there are too few panels to go round; to as many
-// threads as have something to do.
+// Divides the outputs among the threads, and the rows too if there are too few panels; uses only as many threads as
+// have something to do.
 template <class Kernel>
 void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
     constexpr int64_t kLeastProducts = 1 << 16, kLeastPanels = 2;
@@ -301,12 +302,12 @@ void split_tiles(const Kernel& kernel, const LinearCall& call, Pool& pool) {
         for (int64_t i = 0; i < runs; i++) left.begin(i);
     }
     pool.run(int(runs), [&](int mine) {
-        if (team) left.begin(mine);  // each member comes when it comes, and cannot speak for the others
+        if (team) left.begin(mine);  // members arrive at different times, so each opens only its own run
         for (int64_t panel, last_panel; left.take(mine, panel, last_panel);) walk(0, call.rows, panel, last_panel);
     });
 }
 
-// Runs `convert(row)` for each row: on the caller alone where there is little to do.
+// Runs `convert(row)` for each row: on the calling thread alone if there is little to do.
 template <class Convert>
 void each_row(int64_t rows, int64_t inputs, Pool& pool, const Convert& convert) {
     constexpr int64_t kLeastElements = 1 << 13;

@@ -1,7 +1,7 @@
 // Rows of packed weights as plain numbers, so that an embedding tied to the head is stored once.
 //
-// Row `id` is lane id % 16 of panel id / 16; the layouts are drawn in the linear kernels' files. Numbers are those that
-// the formats define, rounded once when they are stored as bfloat16.
+// Row `id` is lane id % 16 of panel id / 16; the linear kernels' files draw the layouts. The numbers are those that
+// the formats define, rounded once if they are stored as bfloat16.
 #pragma once
 
 #include "dot_lanes.h"

@@ -1,7 +1,7 @@
-// penstock._native: the CPU kernels as methods of a Cpu, which is told addresses and sizes.
+// penstock._native: the CPU kernels as methods of a Cpu, which take addresses and sizes.
 //
-// Every method checks what it is told before it writes anything, and releases the GIL while it works. What the addresses
-// point at is the caller's to keep alive and of the stated shape: penstock.kernels is the only caller.
+// Every method checks its arguments before it writes anything, and releases the GIL while it works. The caller ensures
+// that addresses stay valid and have the stated shapes; penstock.kernels is the only caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -22,7 +22,7 @@ void bind_recurrent(nb::module_& module, BoundCpu& cpu);
 void bind_peak(BoundCpu& cpu);
 
 NB_MODULE(_native, module) {
-    nb::set_leak_warnings(false);  // a program may outlive the interpreter: in a frozen heap, or held by a thread
+    nb::set_leak_warnings(false);  // a program may outlive the interpreter, in a frozen heap or held by a thread
     module.def("isas", &penstock::isas, "Instruction sets that this build has and this machine can run, best first.");
     bind_values(module);
     BoundCpu cpu(module, "Cpu", "The kernels of one instruction set, and threads of its own to run them on.");

@@ -7,13 +7,13 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// Elements [i, i + 16) of the stream, after the residual was added.
+// Elements [i, i + 16) of the stream, after adding the residual.
 PENSTOCK_INLINE f32x16 advance_stream(const NormCall& call, int64_t row, int i, int width) {
     f32x16 x = load_row(call.stream, row, i, width);
     if (!call.residual.data) return x;
     x = add(x, load_row(call.residual, row, i, width));
     store_row(call.stream, row, i, width, x);
-    return call.stream.element == Element::f32 ? x : load_row(call.stream, row, i, width);  // as it was rounded
+    return call.stream.element == Element::f32 ? x : load_row(call.stream, row, i, width);  // as rounded in the stream
 }
 
 // x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, equation 4); rounded once, at the end.

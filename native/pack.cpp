@@ -1,4 +1,4 @@
-// Packing, output by output: bytes change their places, and numbers are rounded only on their way to bfloat16.
+// Packing, output by output: bytes are moved; numbers are rounded only when they become bfloat16.
 #include "pack.h"
 
 #include <cstring>
@@ -16,7 +16,7 @@ uint16_t load_u16(const uint8_t* p) {
 
 void store_u16(uint8_t* p, uint16_t bits) { std::memcpy(p, &bits, sizeof bits); }
 
-// Four codes that are neighbours in a row are neighbours in a panel too: they move as one word.
+// Four codes that are neighbours in a row are also neighbours in a panel, so they are moved as one word.
 uint32_t load_u32(const uint8_t* p) {
     uint32_t bits;
     std::memcpy(&bits, p, sizeof bits);
@@ -28,7 +28,7 @@ void store_u32(uint8_t* p, uint32_t bits) { std::memcpy(p, &bits, sizeof bits); 
 // The same number in each byte of a word.
 constexpr uint32_t in_each_byte(uint32_t byte) { return byte * 0x01010101u; }
 
-// To bfloat16: to nearest, ties to even; a NaN stays one.
+// Rounds to bfloat16, to nearest, ties to even; a NaN stays a NaN.
 uint16_t round_to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -51,15 +51,15 @@ float f32_at(const ConstRows& weight, int64_t output, int64_t input) {
     return number;
 }
 
-// -8 times an fp16 number, by its bits; false where that is not a finite fp16 number. Multiplying by 8 loses no digits.
+// -8 times an fp16 number, from its bits; false if that is not a finite fp16 number. Multiplying by 8 loses no digits.
 bool minus_eight_times(uint16_t half, uint16_t& result) {
     const int sign = ~half & 0x8000;
     int exponent = half >> 10 & 31, digits = half & 0x3ff;
-    if (exponent > 27) return false;  // infinite, NaN, or too large times 8
+    if (exponent > 27) return false;  // infinite, NaN, or too large when multiplied by 8
     if (exponent > 0) {
         exponent += 3;
     } else {
-        digits *= 8;  // below the normal range it is digits * 2^-24, and at exponent 1 it is (1024 + digits) * 2^-24
+        digits *= 8;  // a subnormal number is digits * 2^-24; with exponent 1 it is (1024 + digits) * 2^-24
         if (digits >= 1024) exponent = 1;
         for (; digits >= 2048; digits /= 2) exponent++;
         digits &= 0x3ff;
@@ -82,12 +82,12 @@ void fill_panels(Kind kind, int64_t outputs, int64_t inputs, uint8_t* to, Pool& 
     });
 }
 
-// How many outputs of a panel are real.
+// The number of a panel's outputs that are not padding.
 int64_t lanes_of(int64_t panel, int64_t outputs) {
     return outputs - panel * kPanel < kPanel ? outputs - panel * kPanel : kPanel;
 }
 
-// Calls fill(block, group of the panel, lane) for every block of every real output.
+// Calls fill(block, group of the panel, lane) for every block of every output.
 template <class Fill>
 void fill_groups(Kind kind, const uint8_t* blocks, int64_t block_bytes, int64_t outputs, int64_t inputs, uint8_t* to,
                  Pool& pool, const Fill& fill) {
@@ -179,7 +179,7 @@ void pack_f8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* to, 
 
 namespace {
 
-// The codes of one group of one output, from one of their bits on, as a plane of so many bits.
+// Stores `bits` bits of the codes of one group of one output, from a given bit on, as a plane.
 template <int bits>
 void pack_plane(const uint8_t* codes, int from, uint8_t* lines, int64_t lane) {
     constexpr int quads = 8 / bits;

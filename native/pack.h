@@ -1,6 +1,6 @@
-// Weights from the order they are stored in to the order the kernels read them in. Done once, when a model is loaded.
+// Reorders weights from the order of files to the order in which kernels read them, once, when a model is loaded.
 //
-// `to` has room for packed_bytes(kind, outputs, inputs); the layouts are drawn in the linear kernels' files.
+// `to` has room for packed_bytes(kind, outputs, inputs); the linear kernels' files draw the layouts.
 #pragma once
 
 #include "layout.h"
@@ -10,7 +10,7 @@ namespace penstock {
 
 class Pool;
 
-// GGUF's blocks of 32 numbers: bytes of one, and what they hold.
+// GGUF's blocks of 32 numbers: their sizes in bytes, and contents.
 constexpr int64_t kQ40Block = 18;  // fp16 scale, 16 bytes of codes: low halves are numbers 0 to 15, high ones 16 to 31
 constexpr int64_t kQ41Block = 20;  // fp16 scale, fp16 minimum, codes as above
 constexpr int64_t kQ80Block = 34;  // fp16 scale, 32 signed bytes
@@ -21,12 +21,12 @@ void pack_q4_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* 
 void pack_q4_1(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 void pack_q8_0(const uint8_t* blocks, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 
-// FP8: each row is its fp32 scales, one for each 128 inputs, and then its codes.
+// FP8: each row has fp32 scales, one for each 128 inputs, followed by its codes.
 constexpr int64_t f8_row_bytes(int64_t inputs) { return divide_up(inputs, kF8Unit) * 4 + inputs; }
 void pack_f8(const uint8_t* rows, int64_t outputs, int64_t inputs, uint8_t* to, Pool& pool);
 
-// What a block form is made of (layout.h): codes [outputs][inputs]; records [outputs][units][record_bytes()], the fields of
-// each output in a unit; and the first line of panels, 64 bytes, where the form has a table.
+// The parts of a block form (layout.h): codes [outputs][inputs]; records [outputs][units][record_bytes()], the fields
+// of each output in a unit; and the first line of panels, 64 bytes, if the form has a table.
 struct CodesCall {
     const uint8_t* codes;
     const uint8_t* records;

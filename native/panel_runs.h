@@ -1,9 +1,9 @@
-// How threads share the panels of a product: each begins with a run of neighbours, and whoever is done first takes half
-// of what the slowest has left.
+// How threads share the panels of a product: each starts with a run of neighbouring panels, and a thread that finishes
+// takes half of what the slowest has left.
 //
-// Weights come from memory soonest in long runs. But no two runs take equally long: another process takes a processor, a
-// core gets less of the memory, some cores are built slower than others. When runs were dealt out once and for all,
-// everybody waited for the slowest (ADR 23).
+// Memory delivers weights fastest in long runs. But runs take different times: another process takes a processor, a
+// core gets less memory bandwidth, some cores are slower than others. When runs were fixed in advance, all threads
+// waited for the slowest (ADR 23).
 #pragma once
 
 #include <atomic>
@@ -20,14 +20,14 @@ class PanelRuns {
 public:
     static constexpr int64_t kMost = 256;  // runs
 
-    // `left` has a word for each run, whose value is 0 or as `take` left it when all panels were taken.
+    // `left` has a word for each run, which is 0 or as `take` left it when all panels were taken.
     PanelRuns(SharedWord* left, int64_t panels, int64_t runs) : left_(left), panels_(panels), runs_(runs) {}
 
-    // Whoever is to begin with run `mine` may take of it from now on, and others from its end.
+    // Opens run `mine`: its owner may take panels from its beginning, and others from its end.
     void begin(int64_t mine) { left_[mine].value.store(packed({start(mine), start(mine + 1)}), std::memory_order_relaxed); }
 
-    // The next panels [first, last) for the thread that began with run `mine`; false when there are none left to take.
-    // Every panel is given out once.
+    // Gets the next panels [first, last) for the owner of run `mine`; returns false when none are left. Every panel is
+    // handed out once.
     bool take(int mine, int64_t& first, int64_t& last) {
         while (true) {
             uint64_t seen = left_[mine].value.load(std::memory_order_relaxed);
@@ -44,7 +44,7 @@ public:
 
 private:
     static constexpr int64_t kTogether = 8;  // panels: 150 KiB of 4-bit weights with 2048 inputs
-    static constexpr int64_t kTile = 2;      // the most panels of a tile: runs begin where tiles do
+    static constexpr int64_t kTile = 2;      // the most panels of a tile: runs begin at tiles
 
     struct Run {
         int64_t first, last;
@@ -52,12 +52,13 @@ private:
     static uint64_t packed(Run run) { return uint64_t(run.last) << 32 | uint64_t(run.first); }
     static Run unpacked(uint64_t run) { return {int64_t(run & 0xffffffffu), int64_t(run >> 32)}; }
 
-    // Only its owner moves a run's first panel, and no panel comes back: so a run that looks as before is as before.
+    // Only the owner advances a run's first panel, and no panel is returned: so a run whose word is unchanged is
+    // unchanged.
     bool replace(int64_t of, uint64_t seen, Run run) {
         return left_[of].value.compare_exchange_strong(seen, packed(run), std::memory_order_relaxed);
     }
 
-    // False where no run has more than its owner is about to take.
+    // Returns false if no run has more than its owner is about to take.
     bool take_half_of_longest(int mine) {
         int64_t longest = -1, most = kTogether;
         uint64_t seen = 0;
@@ -72,7 +73,7 @@ private:
         if (longest < 0) return false;
         const Run run = unpacked(seen);
         const int64_t middle = run.first + round_up(most / 2, kTile);
-        // If somebody was quicker, there may be another run to halve.
+        // If another thread was faster, there may be another run to halve.
         if (replace(longest, seen, {run.first, middle})) {
             left_[mine].value.store(packed({middle, run.last}), std::memory_order_relaxed);
         }

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set, with the flags of its kernels and PENSTOCK_PEAK naming the table.
+// Compiled once for each instruction set, with the flags of its kernels; PENSTOCK_PEAK names the table.
 #include "peak.h"
 
 #include "block_lanes.h"
@@ -10,28 +10,29 @@ namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 namespace {
 
-// A tile of sums as the linear kernels have: each row meets each panel of sixteen outputs. Enough of them for a latency
-// of 4 cycles at 2 products a cycle, and few enough for 16 registers where a sum takes two.
+// A tile of sums like those of the linear kernels: each row times each panel of sixteen outputs. Enough sums for a
+// latency of 4 cycles at 2 products per cycle, and few enough for 16 registers if a sum takes two.
 #if defined(PENSTOCK_AVX512)
 constexpr int kRows = 6, kPanels = 2;
 #else
 constexpr int kRows = 4, kPanels = 1;
 #endif
 #if defined(PENSTOCK_ISA_AVX2)
-constexpr int kCodeRows = 3;  // of products of codes, which need a register more each; their sums are ready at once
+constexpr int kCodeRows = 3;  // for products of codes: each needs one more register, and their sums have no latency
 #else
 constexpr int kCodeRows = kRows;
 #endif
 constexpr int64_t kProducts = kPanels * kLanes;  // of a row
 constexpr int kLine = 64 / sizeof(float);
-constexpr int kAhead = 64;  // lines: what one thread must have under way to keep memory busy
+constexpr int kAhead = 64;  // lines: the outstanding requests with which one thread keeps memory busy
 
 struct Operands {
     alignas(64) uint8_t weights[kPanels][64] = {};
     alignas(64) uint8_t rows[kRows][4] = {};
 };
 
-// What lies behind the pointer may have changed: loads may not leave the loop, nor the products of what they load.
+// Tells the compiler that the memory may have changed, so that it does not move loads, and their products, out of the
+// loop.
 PENSTOCK_INLINE const Operands& anew(const Operands& operands) {
     const Operands* place = &operands;
 #if defined(__GNUC__) || defined(__clang__)
@@ -59,10 +60,10 @@ struct Bf16 : Fp32 {
     PENSTOCK_INLINE static Sum product(Sum sum, const Pairs& w, const Pair& x) { return dot(sum, w, x); }
 };
 #else
-using Bf16 = Fp32;  // what is widened may be widened once for many products
+using Bf16 = Fp32;  // since numbers can be widened once for many products
 #endif
 
-// Of codes of few bits, whose products are the shortest where there are no instructions for whole bytes.
+// Codes of few bits: their products are the fastest on machines without instructions for whole bytes.
 struct Int8 {
     using Sum = ShortSum;
     static constexpr int rows = kCodeRows;
@@ -104,7 +105,7 @@ int64_t products(int64_t rounds) {
 }
 
 #if defined(PENSTOCK_ISA_AVX512_AMX)
-// Two tiles of rows by two of weights.
+// Two tiles of rows times two of weights.
 int64_t products_of_pairs(int64_t rounds) {
     constexpr int kTileRows = 16, kTileBytes = 64;
     alignas(64) static const uint8_t operands[kTileRows * kTileBytes] = {};
@@ -133,7 +134,7 @@ float read(const float* numbers, int64_t lines) {
         PENSTOCK_UNROLL
         for (int k = 0; k < 4; k++) {
             const float* line = numbers + (i + k) * kLine;
-            PENSTOCK_PREFETCH_FAR(line + kAhead * kLine);  // beyond the end it does nothing
+            PENSTOCK_PREFETCH_FAR(line + kAhead * kLine);  // has no effect beyond the end
             sums[k] = add(sums[k], load(line));
         }
     }

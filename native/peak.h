@@ -1,8 +1,8 @@
-// The machine's limits as programs: arithmetic that waits for nothing, and memory that is read and not used.
+// Programs that reach the machine's limits: arithmetic that never waits, and reading memory without using it.
 //
-// For each instruction set the products that the linear kernels are made of, with as many independent sums as hide an
-// instruction's latency; and a sum over memory with the widest loads and the prefetches of those kernels. What they
-// reach is what a kernel can reach at best on this machine. Compiled like the kernels: peak.cpp, once for each set.
+// For each instruction set: the products of the linear kernels, with enough independent sums to hide an instruction's
+// latency; and a sum over memory with the widest loads and the prefetches of these kernels. Their rates are upper
+// bounds for every kernel on this machine. Like the kernels, peak.cpp is compiled once for each instruction set.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace penstock {
 struct Peak {
     const char* isa;
 
-    // So many rounds of independent products on one thread; returns the multiplications and additions done.
+    // Runs `rounds` rounds of independent products on one thread; returns the number of multiplications and additions.
     int64_t (*fp32)(int64_t rounds);
     int64_t (*bf16)(int64_t rounds);
     int64_t (*int8)(int64_t rounds);
 
-    // Reads whole lines of 64 bytes; the sum keeps the compiler from leaving it out.
+    // Reads whole lines of 64 bytes; returns their sum so that the compiler cannot omit the reads.
     float (*read)(const float* numbers, int64_t lines);
 };
 

@@ -10,7 +10,7 @@ namespace penstock {
 namespace {
 
 [[maybe_unused]] constexpr int kMostTasks = 0xffff;
-constexpr auto kSpin = std::chrono::microseconds(60);  // longer than the Python between two kernels of a layer
+constexpr auto kSpin = std::chrono::microseconds(60);  // longer than Python needs between two kernels of a layer
 constexpr int kPausesBetweenLooksAtTheClock = 64;
 
 std::uint64_t ticket(std::uint64_t generation, int tasks) {
@@ -23,11 +23,11 @@ std::int64_t this_process() {
 #if defined(__unix__) || defined(__APPLE__)
     return getpid();
 #else
-    return 0;  // nothing forks
+    return 0;  // this system has no fork
 #endif
 }
 
-// Spins until `done()` or until the time is up; says which.
+// Spins until `done()` or until the time is up; returns whether it was done.
 template <class Done>
 bool spin(const Done& done) {
     const auto until = std::chrono::steady_clock::now() + kSpin;
@@ -95,7 +95,7 @@ bool Pool::run_together(Call call, const void* context) {
     assert(!workers_.empty());
     std::unique_lock<std::mutex> ours(running_, std::try_to_lock);
     if (!ours.owns_lock()) return false;
-    hand_out(threads(), call, context);  // a thread that waits for the others within its task takes no second one
+    hand_out(threads(), call, context);  // a thread that waits for others within its task cannot take a second one
     return true;
 }
 
@@ -104,14 +104,14 @@ void Pool::hand_out(int tasks, Call call, const void* context) {
     context_ = context;
     unfinished_.store(tasks, std::memory_order_relaxed);
     const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket_.store(ticket(generation, tasks));  // in one order with sleepers_: we see the sleeper, or it sees the ticket
+    ticket_.store(ticket(generation, tasks));  // ordered with sleepers_: we see the sleeper, or it sees the ticket
     if (sleepers_.load() > 0) {
         std::lock_guard<std::mutex> lock(sleep_);
         wake_.notify_all();
     }
     take_tasks();
     const auto finished = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-    while (!spin(finished)) std::this_thread::yield();  // a worker lost its processor in the middle of a task
+    while (!spin(finished)) std::this_thread::yield();  // a worker lost its processor during a task
 }
 
 void Pool::take_tasks() {
@@ -120,7 +120,7 @@ void Pool::take_tasks() {
         if (!ticket_.compare_exchange_weak(seen, seen + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
             continue;
         }
-        // The claimed task keeps its run unfinished, hence call_ and context_ as they are.
+        // The run is not finished before the claimed task, so call_ and context_ do not change.
         call_(context_, next_task(seen));
         unfinished_.fetch_sub(1, std::memory_order_release);
         seen = ticket_.load(std::memory_order_acquire);

@@ -1,8 +1,8 @@
-// A pool of threads that live as long as it does, for work of a few microseconds.
+// A pool of threads for tasks of a few microseconds; the threads live as long as the pool.
 //
-// Decides who runs a task and when; results must not depend on either. The caller is one of the threads, so a pool of
-// one has no workers. Workers spin for a moment after their last task (the next kernel usually follows within
-// microseconds), then sleep: an idle engine costs nothing.
+// The pool decides which thread runs a task and when; results must not depend on either. The caller is one of the
+// threads, so a pool of one has no workers. Workers spin for a moment after their last task (the next kernel usually
+// follows within microseconds), then sleep, so that an idle engine costs nothing.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ inline void relax() {
 #endif
 }
 
-// Returns when done() says so: spins for a moment, which is nearly always enough, then lets others have the processor.
+// Returns when done() is true: spins for a moment, which is nearly always enough, then yields the processor.
 template <class Done>
 void wait_until(const Done& done) {
     constexpr int kSpins = 4096;
@@ -41,9 +41,9 @@ struct alignas(64) SharedWord {
     std::atomic<std::uint64_t> value;
 };
 
-// Threads that go through the same code at the same time, each with a number of its own, and wait for each other at
-// meetings. At a meeting each writes to a cache line of its own and reads those of the others, while to hand out tasks and
-// to hear that they are done takes several turns at writing to the same lines.
+// Threads that run the same code at the same time, each with a number of its own, and wait for each other at meetings
+// (a barrier). At a meeting each writes to a cache line of its own and reads those of the others; handing out tasks and
+// waiting for their end would write several times to the same lines.
 class Team {
 public:
     static constexpr int kMost = 64;
@@ -52,10 +52,10 @@ public:
 
     int members() const { return members_; }
 
-    // Returns when all members have met as often as `mine`: what they wrote before, all may read now.
+    // Returns when all members have met as often as `mine`: now all may read what each wrote before.
     void meet(int mine);
 
-    // One for each member, for whatever they share between two meetings.
+    // A word for each member, for whatever they share between two meetings.
     SharedWord* words() { return words_; }
 
 private:
@@ -68,21 +68,21 @@ public:
     using Call = void (*)(const void* context, int task);
 
     explicit Pool(int threads);
-    // What member `mine` sees of a team: run() is called by every member, for the same tasks; each does its share of
-    // them, and returns when all are done.
+    // A team's pool for member `mine`: every member calls run() for the same tasks; each does its share and returns
+    // when all are done.
     Pool(Team& team, int mine);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     int threads() const;
-    Team* team() const { return team_; }  // null of any other pool
+    Team* team() const { return team_; }  // null for any other pool
 
-    // Whether all threads are there: none sleeps, nor was left behind in the process that this one was forked from.
+    // Whether all threads are spinning: none sleeps, and none stayed in the process from which this one was forked.
     bool awake() const;
 
     // Calls task(0) .. task(tasks - 1), each once, in any order and on any of the threads; returns when all are done.
-    // Two threads may call at once: one of them then does all of its tasks itself. Tasks must not throw.
+    // Two threads may call at once; then one of them does all of its tasks itself. Tasks must not throw.
     template <class Task>
     void run(int tasks, const Task& task) {
         run(tasks, [](const void* context, int index) { (*static_cast<const Task*>(context))(index); }, &task);
@@ -90,7 +90,7 @@ public:
     void run(int tasks, Call call, const void* context);
 
     // Calls task(0) .. task(threads() - 1) at the same time, each on a thread of its own, so that they may wait for each
-    // other. Calls none and returns false where another call has the threads. Requires more than one thread.
+    // other. Calls none and returns false if another call has the threads. Requires more than one thread.
     template <class Task>
     bool run_together(const Task& task) {
         return run_together([](const void* context, int index) { (*static_cast<const Task*>(context))(index); }, &task);
@@ -105,8 +105,8 @@ private:
     Team* team_ = nullptr;
     int mine_ = 0;
 
-    // What is being run: generation (32 bits), number of tasks (16), next task (16), in one word, so that a worker that
-    // wakes late can never claim a task of one run with the numbers of another.
+    // The current run: generation (32 bits), number of tasks (16), next task (16), in one word, so that a worker that
+    // wakes late cannot claim a task of one run with the numbers of another.
     std::atomic<std::uint64_t> ticket_{0};
     std::atomic<int> unfinished_{0};
     Call call_ = nullptr;

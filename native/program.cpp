@@ -5,7 +5,7 @@
 namespace penstock {
 namespace {
 
-// What operations of one layer add to the cost of a program.
+// What the operations of one layer add to the cost of a program.
 struct LayerCounter {
     ProgramCost& total;
     int64_t bytes = 0;
@@ -38,7 +38,8 @@ struct LayerCounter {
         total.state += (by.filter.taps - 1) * by.filter.width;
     }
 
-    // A scan decays, scales a value, multiplies, adds and reads; the delta rule also asks and subtracts.
+    // A scan decays, scales a value, multiplies, adds and reads; the delta rule also multiplies by the key and
+    // subtracts.
     void add(const RecurrenceOperation& by) {
         total.operations += (by.rule.delta ? 8 : 5) * by.rule.state_size();
         total.state += by.rule.state_size();
@@ -53,7 +54,7 @@ struct LayerCounter {
     }
 
     template <class Other>
-    void add(const Other&) {}  // a few parts in a hundred
+    void add(const Other&) {}  // a few per cent
 };
 
 }  // namespace

@@ -1,12 +1,13 @@
-// A model as the compiled executor sees it: registers, caches, and a flat list of operations in the order in which they
-// run. Made once from Python (bind_program.cpp), which describes a model in one way for every reader (nn/operations.py).
+// A model for the compiled executor: registers, caches, and a flat list of operations in the order in which they run.
+// Python builds it once (bind_program.cpp) from the description that all readers share (nn/operations.py).
 //
-// A register is a matrix with a row for each token of a step. Register 0 is the stream of hidden states: fp32, and the
-// caller's memory, as is register 1, what comes out. So are inputs, fp32: what else is looked up by a token's id. All
-// others lie in scratch; registers whose lives do not overlap share an area of it. What goes into a projection with bf16 weights is bf16: so it is multiplied. What goes into
-// another one is fp32; a quantised weight rounds it once, to int8.
+// A register is a matrix with a row for each token of a step. Register 0 is the stream of hidden states, register 1 the
+// output, and inputs are other vectors that are looked up by a token's id: all are fp32 and the caller's memory. Other
+// registers lie in scratch, where registers whose lifetimes do not overlap share an area. The input of a projection
+// with bf16 weights is bf16, as it is multiplied. The input of any other projection is fp32; quantised weights round it
+// once, to int8.
 //
-// Nothing here is owned. No shape of layer is known: operations are checked one by one when they are added.
+// Nothing here is owned. The executor knows operations, not layers: each is checked when it is added.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ constexpr int32_t kStream = 0, kOut = 1;
 struct Register {
     int64_t width;
     Element element;
-    int32_t area;  // of scratch; -1 for the stream, what comes out and inputs
-    int32_t input = -1;  // index into Step::inputs; -1 for all but inputs
+    int32_t area;  // of scratch; -1 for the stream, the output and inputs
+    int32_t input = -1;  // index into Step::inputs; -1 for other registers
 };
 
 // Neighbouring columns of a register.
@@ -39,11 +40,11 @@ struct Columns {
     int64_t width;
 };
 
-// Of `groups` parts of the columns, each by itself and with the same weight.
+// Normalises each of `groups` parts of the columns separately, with the same weight.
 struct NormOperation {
     Norm kind;
     Columns x, out;
-    ConstRows weight, bias;  // one row; the bias of layer norms only, or absent
+    ConstRows weight, bias;  // one row; only layer norms may have a bias
     float eps;
     bool adds;  // to what `out` holds, fp32
     int64_t groups;
@@ -59,7 +60,7 @@ struct LinearOperation {
     std::optional<Activation> gate;  // out = gate(first half) * second half; or absent
 };
 
-// Of each head, the first `passed` columns as they are, then what its own weight makes of the others.
+// For each head: copies the first `passed` columns, and multiplies the others by the head's own weight.
 struct ProjectHeadsOperation {
     Columns x, out;
     int32_t heads;
@@ -72,14 +73,14 @@ struct ActivationOperation {
     Columns x, out;
 };
 
-// Norms and rotates queries and keys, stores keys and values, and attends. A layer that reads another one's cache has
-// no `k` and `v` (width 0).
+// Normalises and rotates queries and keys, stores keys and values, and attends. A layer that reads another layer's
+// cache has no `k` and `v` (width 0).
 struct AttendOperation {
     int32_t cache;  // index into Step::caches
     int32_t q_heads, kv_heads, head_dim;
-    int32_t value_dim;  // of a latent cache, where values are a part of the keys and `v` has no width; else 0
+    int32_t value_dim;  // of a latent cache, whose values are a part of the keys and `v` has width 0; else 0
     Columns q, k, v;
-    Columns rotated;         // where queries go before they attend; may not be `q`
+    Columns rotated;         // receives the queries before attention; must not be `q`
     Columns out;
     ConstRows q_norm, k_norm;  // [head_dim], RMS; or absent
     float eps;
@@ -94,26 +95,26 @@ struct AttendOperation {
     int32_t ahead;       // positions after its own that a token sees
 };
 
-// What the chosen experts of each row make of it.
+// The output of each row's chosen experts.
 struct ExpertsOperation {
     Columns x, logits, out;
     ExpertLayer layer;
     bool adds;  // to what `out` holds
 };
 
-// Adds x, weighted by the sigmoid of each row's logit, to what `out` holds.
+// Adds x, times the sigmoid of each row's logit, to `out`.
 struct GateRowsOperation {
     Columns x, logits, out;
 };
 
-// See ConvolutionCall; a gate of width 0 is absent.
+// See ConvolutionCall; width 0 means no gate.
 struct ConvolutionOperation {
     int32_t state;  // index into Step::states
     Columns x, gate_in, gate_out, out;
     Filter filter;
 };
 
-// See RecurrenceCall; `b` of width 0 is absent.
+// See RecurrenceCall; width 0 means no `b`.
 struct RecurrenceOperation {
     int32_t state;  // index into Step::states
     Columns q, k, v, a, b, out;
@@ -143,7 +144,7 @@ struct RegroupOperation {
     int64_t groups;
 };
 
-// Adds to `out` what adapters make of x, of those tokens of a step that have one.
+// Adds the adapters' products of x to `out`, for the tokens of a step that have an adapter.
 struct AdaptOperation {
     Columns x, out;
     int32_t site;  // index into Adapter::sites
@@ -153,17 +154,17 @@ using Operation = std::variant<NormOperation, LinearOperation, ActivationOperati
                                GateRowsOperation, ConvolutionOperation, RecurrenceOperation, GatedNormOperation,
                                GateOperation, ScaleOperation, RegroupOperation, ProjectHeadsOperation, AdaptOperation>;
 
-// What an adapter adds to one projection: of each `up`, its weight times some columns of down(x), to columns of what
-// the projection writes. Both weights are bf16 or both f32, and so are the numbers between them.
+// The part of an adapter at one projection: each `up` multiplies some columns of down(x) by its weight and adds the
+// result to some columns of the projection's output. Both weights are bf16 or both f32, and so is down(x).
 struct LowRank {
     struct Up {
-        int64_t first, inner;     // the first of its columns in the result, and in down(x)
+        int64_t first, inner;     // its first column in the output, and in down(x)
         int64_t outputs, inputs;
         const uint8_t* weight;    // packed
     };
 
     Kind kind = Kind::f32;
-    int64_t outputs = 0, inputs = 0;   // of down; no outputs: nothing is added
+    int64_t outputs = 0, inputs = 0;   // of down; without outputs nothing is added
     const uint8_t* down = nullptr;     // packed
     std::vector<Up> ups;
 };
@@ -178,46 +179,46 @@ struct AdaptedTokens {
     const Adapter* adapter;
 };
 
-// A recurrent state: `places` of `numbers` each.
+// A recurrent state: `places` places of `numbers` numbers each.
 struct State {
     float* data;
     int64_t places, numbers;
 };
 
-// Which registers each member of a team has for itself (team.h).
+// Which registers each member of a team has its own copy of (team.h).
 struct Sharing {
     std::vector<bool> own;  // by register
 };
 
 struct Program {
-    std::vector<Register> registers;   // the first two as said above
-    std::vector<int64_t> area_bytes;   // of each area, for one token
+    std::vector<Register> registers;   // the first two as described above
+    std::vector<int64_t> area_bytes;   // bytes of each area for one token
     std::vector<Operation> operations;
-    std::vector<int64_t> layer_starts;  // operations with which layers begin, ascending
+    std::vector<int64_t> layer_starts;  // the first operation of each layer, ascending
 
-    int32_t inputs = 0;  // registers that are inputs
+    int32_t inputs = 0;  // the number of registers that are inputs
 
-    int64_t inner = 0;  // the widest down(x) of the adapters that it was shown
+    int64_t inner = 0;  // the widest down(x) of all admitted adapters
 
-    std::optional<Sharing> sharing;  // how a team goes through it; nothing if none can, or before all is added
+    std::optional<Sharing> sharing;  // how a team runs it; nothing if none can, or before all operations are added
 
-    bool looks_ahead = false;  // whether a token sees positions after its own anywhere
+    bool looks_ahead = false;  // whether tokens see positions after their own in any layer
 
     const AttendOperation* attends(size_t operation) const { return std::get_if<AttendOperation>(&operations[operation]); }
 };
 
-// What all attention with one window reads of a position that a token sees.
+// What all attention operations with one window read of a position.
 struct Sight {
     int32_t window;    // 0: all positions
     int64_t elements;  // of keys
 };
 
-// What a step costs, as nn/cost.py counts it: what decides how the step is shared out.
+// What a step costs, counted as in nn/cost.py: it decides how the step is divided among threads.
 struct ProgramCost {
-    int64_t layer_bytes = 0;  // weights of the layer that has most of them, with all of its experts
+    int64_t layer_bytes = 0;  // weights of the largest layer, with all of its experts
     Kind kind = Kind::bf16;   // of that layer's first projection
-    int64_t operations = 0;   // for a token, two for each multiplication: projections, filters and recurrences
-    int64_t state = 0;        // numbers of recurrent state that a row reads, fp32
+    int64_t operations = 0;   // per token, two for each multiplication: projections, filters and recurrences
+    int64_t state = 0;        // fp32 numbers of recurrent state that a row reads
     std::vector<Sight> sights;
 };
 ProgramCost program_cost(const Program& program);
@@ -233,11 +234,11 @@ struct Step {
     const int32_t* block_table;
     int64_t table_width;
     const KvCache* caches;
-    const State* states;  // of a program that carries any; whose runs are `runs`
+    const State* states;  // recurrent states, if the program has any, with their `runs`
     Runs runs;
-    float* stream;     // [tokens][hidden]: the embeddings; used up
-    const Rows* inputs;  // [tokens][.] fp32 each, of the program's inputs; used up
-    const AdaptedTokens* adapted;  // ascending, apart from each other
+    float* stream;     // [tokens][hidden]: the embeddings; overwritten
+    const Rows* inputs;  // [tokens][.] fp32 for each of the program's inputs; overwritten
+    const AdaptedTokens* adapted;  // ascending, without overlap
     int32_t adapted_count;
     Rows out;          // [tokens][hidden]
     uint8_t* scratch;  // program_scratch() bytes, 64-byte aligned; undefined before and after

@@ -1,13 +1,14 @@
-// Activations as integers: each group of 32 inputs of each row on its own scale, so that no row depends on its neighbours.
+// Activations as integers: each group of 32 inputs of a row has its own scale, so no row depends on its neighbours.
 //
-// x = scale * code with code = nearest(x * (127 / m)), ties to even, and scale = m / 127, m being the largest magnitude
-// of the group. That is fine enough for most groups; but a few channels of a language model are far larger than all
-// others (Dettmers et al. 2022), and their neighbours would lose their meaning in steps of that size. So a group is fine
-// where m^2 > kOutlier times the mean of the row's m^2: then codes go to 32512 = 127 * 256 and are kept as 256 * high
-// byte + low byte, both signed. Kernels add up the high bytes of all groups, and then the low ones of fine groups.
+// x = scale * code with code = nearest(x * (127 / m)), ties to even, and scale = m / 127, where m is the largest
+// magnitude of the group. That is precise enough for most groups. But a few channels of a language model are far larger
+// than all others (Dettmers et al. 2022), and with steps of that size their neighbours would lose their information. So
+// a group is fine if m^2 > kOutlier times the mean of the row's m^2: its codes reach 32512 = 127 * 256 and are stored
+// as 256 * high byte + low byte, both signed. Kernels sum the high bytes of all groups, then the low bytes of fine
+// groups.
 //
-// Where m is below 2^-80 the scale is 0; where it is infinite or NaN the scale is NaN, and with it every output of the
-// row. The scratch that holds this is drawn in layout.h.
+// If m is below 2^-80 the scale is 0; if it is infinite or NaN the scale is NaN, and so is every output of the row.
+// layout.h draws the scratch that holds all this.
 #pragma once
 
 #include "linear_tiles.h"
@@ -24,17 +25,17 @@ struct QuantizedRows {
 
     int8_t* high(int64_t row) const { return reinterpret_cast<int8_t*>(scratch + row * stride); }
     int64_t low_after_high() const { return groups * kGroup; }
-    // What a high byte stands for; a low one for 1 / 256 of it.
+    // The unit of high bytes; that of low bytes is 1 / 256 of it.
     float* scales(int64_t row) const { return reinterpret_cast<float*>(scratch + row * stride + 2 * groups * kGroup); }
-    // What the kernel adds for the part of the weight that all inputs share: in q4 what the activations of a group
-    // stand for, all together; in q8 -128 times the sum of the high bytes and, after all of those, of the low ones.
+    // The term for the part of the weight that all inputs share: in q4 the sum of a group's activations; in q8 -128
+    // times the sum of its high bytes, and behind these, for all groups, -128 times the sum of the low bytes.
     float* offsets(int64_t row) const { return scales(row) + groups; }
     int32_t* whole_offsets(int64_t row) const { return reinterpret_cast<int32_t*>(scales(row) + groups); }
     // Bit g % 32 of word g / 32: whether group g is fine.
     uint32_t* fine(int64_t row) const { return reinterpret_cast<uint32_t*>(scales(row) + 3 * groups); }
     int64_t words() const { return divide_up(groups, 32); }
 
-    // Calls visit(group) for each that is fine, ascending.
+    // Calls visit(group) for each fine group, ascending.
     template <class Visit>
     PENSTOCK_INLINE void each_fine(int64_t row, const Visit& visit) const {
         for (int64_t word = 0; word < words(); word++) {
@@ -46,8 +47,8 @@ struct QuantizedRows {
     }
 };
 
-// Addresses of a tile's rows, which lie `stride` bytes apart. One register serves three rows, for an instruction adds once or
-// twice the stride as it reads; left to itself, GCC computes or reloads an address for every row.
+// Addresses of a tile's rows, which lie `stride` bytes apart. One register serves three rows, since a load can add the
+// stride once or twice; without this GCC computes or reloads an address for every row.
 template <int R, class T>
 class RowAddresses {
 public:
@@ -55,7 +56,7 @@ public:
         : stride_(stride), base0_(bytes(first)), base1_(bytes(first) + 3 * stride), base2_(bytes(first) + 6 * stride) {
         static_assert(R <= 9, "");
 #if defined(__GNUC__) || defined(__clang__)
-        // Values of their own, for all that the compiler knows. Not an array: GCC would keep it in memory.
+        // Hides from the compiler how they depend on each other. Not an array: GCC would keep it in memory.
         if (R > 2) asm("" : "+r"(base0_));
         if (R > 3) asm("" : "+r"(base1_));
         if (R > 6) asm("" : "+r"(base2_));
@@ -86,11 +87,11 @@ struct CodeTiles {
     static constexpr int kRows = 1, kPanels = 1, kFewRows = 1;
 #endif
     static constexpr bool kEvenTiles = false, kPanelsInTurn = kPanels == 1;
-    // Of rows that are walked at once (ADR 38): in the second cache, where two panels are multiplied together and a tile's
-    // rows are read half as often; else in the first.
+    // Bytes of the rows that are walked together (ADR 38): they stay in L2 if two panels are multiplied together, so
+    // that a tile's rows are read half as often; else in L1.
     static constexpr int64_t kRowsBytes = kPanels > 1 ? 256 << 10 : 16 << 10;
-    // How many of a tile's P panels are multiplied by a group together; the others follow when those sums have left the
-    // registers.
+    // How many of a tile's P panels are multiplied by a group together; the others follow when the sums of these have
+    // been stored.
     template <int P>
     static constexpr int kTogether = kPanelsInTurn ? 1 : P;
 };
@@ -107,7 +108,7 @@ struct Scale {
 inline Scale scale_for(uint32_t largest_magnitude, bool fine) {
     const float largest = float_of(largest_magnitude);
     if (largest_magnitude >= 0x7f800000u) return {float_of(0x7fc00000u), 0.0f};
-    if (largest < 0x1p-80f) return {0.0f, 0.0f};  // far enough from what is subnormal
+    if (largest < 0x1p-80f) return {0.0f, 0.0f};  // far from subnormal numbers
     return {largest * (1.0f / 127), (fine ? 127.0f * 256 : 127.0f) / largest};
 }
 
@@ -116,7 +117,7 @@ struct ByteSums {
     int32_t high, low;
 };
 
-// One group of a row, zeros beyond its end: where it lies, or copied to `room`.
+// One group of a row, padded with zeros: in place, or copied to `room`.
 PENSTOCK_INLINE const float* group_of(const ConstRows& x, int64_t row, int64_t k, int64_t inputs, float* room) {
     if (x.element == Element::f32 && inputs - k >= kGroup) return static_cast<const float*>(x.data) + row * x.stride + k;
     for (int half = 0; half < kGroup; half += kLanes) {
@@ -126,7 +127,7 @@ PENSTOCK_INLINE const float* group_of(const ConstRows& x, int64_t row, int64_t k
     return room;
 }
 
-// Bits of the largest magnitude: as integers they are ordered like the numbers, with infinity and then NaN on top.
+// Bits of the largest magnitude: as integers they have the order of the numbers, with infinity and then NaN on top.
 PENSTOCK_INLINE uint32_t largest_magnitude(const float* numbers) {
 #if defined(PENSTOCK_AVX512)
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
@@ -155,7 +156,7 @@ PENSTOCK_INLINE uint32_t largest_magnitude(const float* numbers) {
 #endif
 }
 
-// Codes of a group, and their sum. Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
+// Writes the codes of a group and returns their sum. Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits.
 PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) {
 #if defined(PENSTOCK_AVX512)
     __m512i sum = _mm512_setzero_si512();
@@ -170,7 +171,7 @@ PENSTOCK_INLINE int32_t encode(const float* numbers, float inverse, int8_t* to) 
     __m256i code[4];
     PENSTOCK_UNROLL for (int i = 0; i < 4; i++) code[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(numbers + 8 * i), by));
     const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(code[0], code[1]), _mm256_packs_epi32(code[2], code[3]));
-    // Packing interleaves the halves of its arguments; this puts them back in order.
+    // Packing interleaves the halves of its arguments; this restores their order.
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, order));
     const __m256i eight = _mm256_add_epi32(_mm256_add_epi32(code[0], code[1]), _mm256_add_epi32(code[2], code[3]));
@@ -216,14 +217,14 @@ PENSTOCK_INLINE ByteSums encode_fine(const float* numbers, float inverse, int8_t
 #endif
 }
 
-// Calls note(group, its scale, the sums of its bytes) for each, in ascending order.
+// Calls note(group, its scale, the sums of its bytes) for each group, in ascending order.
 template <class Note>
 void quantize_row(const LinearCall& call, const QuantizedRows& to, int64_t row, const Note& note) {
     float room[kGroup];
     float* scales = to.scales(row);
     float squares = 0.0f;
     for (int64_t g = 0; g < to.groups; g++) {
-        scales[g] = float_of(largest_magnitude(group_of(call.x, row, g * kGroup, call.inputs, room)));  // for now
+        scales[g] = float_of(largest_magnitude(group_of(call.x, row, g * kGroup, call.inputs, room)));  // until below
         squares += scales[g] * scales[g];
     }
     memset(to.fine(row), 0, size_t(to.words()) * sizeof(uint32_t));

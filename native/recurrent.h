@@ -1,8 +1,7 @@
 // Recurrent layers: short convolutions, the gated delta rule, selective scans, and the gates and norms around them.
 //
-// A state goes from token to token in order of position, in fp32, whatever runs the tokens come in: so nothing depends on
-// how a sequence was cut. Threads share channels, or heads and columns of values; each takes all tokens of its own in
-// order.
+// A state goes from token to token in order of position, in fp32, so nothing depends on how a sequence is cut into
+// runs. Threads divide channels, or heads and columns of values; each thread takes all tokens of its part in order.
 #pragma once
 
 #include "activation.h"
@@ -12,12 +11,12 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// Work of `part` for each token of a stretch; a stretch may have none.
+// The work of `part` for each token of a stretch; a stretch may have no tokens.
 PENSTOCK_INLINE int64_t part_work(const Stretch& stretch, int64_t part) {
     return (stretch.tokens < 1 ? 1 : stretch.tokens) * part;
 }
 
-// Taps are added oldest first, each by a fused product.
+// Taps are added oldest first, each by a fused multiply-add.
 inline void short_convolution(const ConvolutionCall& call, Pool& pool) {
     const Filter& filter = call.filter;
     const int width = int(filter.width), before = filter.taps - 1;
@@ -51,7 +50,7 @@ inline void short_convolution(const ConvolutionCall& call, Pool& pool) {
 }
 
 // log(1 + e^x) = max(x, 0) + log1p(e^-|x|), in which nothing overflows. With y = e^-|x|, log1p(y) = 2 atanh(z) for
-// z = y / (2 + y), at most 1/3: the series of atanh, whose first term left out is 2e-9 of the sum.
+// z = y / (2 + y), at most 1/3: the series of atanh, whose first omitted term is 2e-9 of the sum.
 PENSTOCK_INLINE f32x16 softplus(f32x16 x) {
     const f32x16 y = exp(sub(zero(), abs(x))), z = div(y, add(broadcast(2.0f), y)), square = mul(z, z);
     f32x16 sum = broadcast(1.0f / 15.0f);
@@ -65,7 +64,7 @@ PENSTOCK_INLINE f32x16 element_of_row(const ConstRows& rows, int64_t row, int64_
     return broadcast(lane0(load_row(rows, row, int(i), int(i) + 1)));
 }
 
-// 1 / sqrt(sum x^2 + 1e-6) (Qwen3-Next's `l2norm`, as flash-linear-attention has it)
+// 1 / sqrt(sum x^2 + 1e-6) (Qwen3-Next's `l2norm`, as in flash-linear-attention)
 PENSTOCK_INLINE f32x16 inverse_length(const ConstRows& head, int64_t row, int dim) {
     f32x16 squares = zero();
     for (int i = 0; i < dim; i += kLanes) {
@@ -75,12 +74,12 @@ PENSTOCK_INLINE f32x16 inverse_length(const ConstRows& head, int64_t row, int di
     return div(broadcast(1.0f), sqrt(broadcast(reduce_add(squares) + 1e-6f)));
 }
 
-// A head of `dim` numbers, scaled; to whole vectors of `to`.
+// Stores a head of `dim` numbers, scaled, to `to`, padded to whole vectors.
 PENSTOCK_INLINE void take_head(const ConstRows& head, int64_t row, int dim, f32x16 scale, float* to) {
     for (int i = 0; i < dim; i += kLanes) store(to + i, mul(load_row(head, row, i, dim), scale));
 }
 
-// What a token does to a head: its key and query, how much of the state stays, and how much is written.
+// A token's step of a head: its key and query, how much of the state remains, and how much is written.
 struct TokenStep {
     alignas(64) float query[kMostStateDim], key[kMostStateDim];
     f32x16 decay;
@@ -99,7 +98,7 @@ PENSTOCK_INLINE void take_step(const RecurrenceCall& call, int64_t head, int64_t
         of_query = div(inverse_length(q, t, keys), sqrt(broadcast(float(keys))));
         of_key = inverse_length(k, t, keys);
     } else {
-        step = max(broadcast(rule.least_step), min(broadcast(rule.most_step), step));  // in this order a NaN passes
+        step = max(broadcast(rule.least_step), min(broadcast(rule.most_step), step));  // a NaN passes in this order
         to.amount = step;
     }
     to.decay = exp(sub(zero(), mul(exp(broadcast(rule.a_log[head])), step)));
@@ -107,8 +106,8 @@ PENSTOCK_INLINE void take_step(const RecurrenceCall& call, int64_t head, int64_t
     take_head(k, t, keys, of_key, to.key);
 }
 
-// One token of a head in V neighbouring vectors of values, from column `at` on. Sums go over keys, ascending; those of
-// several vectors do not wait for each other. `whole`: no vector reaches beyond the values.
+// One token of a head in V neighbouring vectors of values, from column `at` on. Sums go over keys, ascending; sums of
+// different vectors are independent. `whole`: no vector extends beyond the values.
 template <int V, bool whole>
 PENSTOCK_INLINE void advance(const Recurrence& rule, const TokenStep& by, const ConstRows& v, const Rows& out, int64_t t,
                              float* state, int at, f32x16 skip) {
@@ -156,7 +155,7 @@ PENSTOCK_INLINE void advance(const Recurrence& rule, const TokenStep& by, const 
     }
 }
 
-// The columns [first, last) of a head's state, as they are in `from` or, without it, zeros.
+// Copies the columns [first, last) of a head's state from `from`, or sets them to 0 if it is null.
 PENSTOCK_INLINE void begin_state(float* state, const float* from, const Recurrence& rule, int first, int last) {
     const size_t bytes = size_t(last - first) * sizeof(float);
     for (int i = 0; i < rule.key_dim; i++) {
@@ -201,7 +200,7 @@ inline void recurrence(const RecurrenceCall& call, Pool& pool) {
     });
 }
 
-// Each rounded once, at the end.
+// Each result is rounded once, at the end.
 inline void gated_norm(const GatedNormCall& call, Pool& pool) {
     const GroupNorm& norm = call.norm;
     const int group = int(norm.group);
@@ -244,7 +243,7 @@ inline void gate_columns(const GateCall& call, Pool& pool) {
 inline void regroup(const RegroupCall& call, Pool& pool) {
     const int dim = int(call.dim);
     run_rows(pool, call.rows, 2 * call.groups * call.dim, [&](int64_t row) {
-        for (int64_t each = 0; each < 2 * call.groups; each++) {  // the halves of all groups as they lie
+        for (int64_t each = 0; each < 2 * call.groups; each++) {  // the halves of all groups in their order in memory
             const ConstRows x = columns_from(call.x, each * dim);
             const Rows out = columns_from(call.out, (each % 2 * call.groups + each / 2) * dim);
             for (int i = 0; i < dim; i += kLanes) store_row(out, row, i, dim, load_row(x, row, i, dim));

@@ -1,5 +1,4 @@
-// What the kernels of recurrent layers are told: plain pointers and sizes. Nothing here is owned, and the caller has
-// checked it.
+// The arguments of the kernels of recurrent layers: plain pointers and sizes, not owned, and checked by the caller.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +11,9 @@ constexpr int32_t kMostTaps = 64;
 constexpr int32_t kMostStateDim = 1024;  // of keys
 constexpr int32_t kFromZero = -1;
 
-// Which tokens of a step continue which state (kernels/state_runs.py). Run n has the tokens starts[n] to starts[n + 1],
-// maybe none; its state is read from one place and written to another, or the same. A run may read what the one before
-// it wrote, so runs are computed in order.
+// Which tokens of a step continue which state (kernels/state_runs.py). Run n has the tokens [starts[n],
+// starts[n + 1]), maybe none; its state is read from one place and written to another or the same. A run may read what
+// the run before it wrote, so runs are computed in order.
 struct Runs {
     int32_t count;
     const int32_t* starts;   // [count + 1], from 0
@@ -22,14 +21,14 @@ struct Runs {
     const int32_t* targets;
 };
 
-// The tokens [first, first + tokens) of a step, of which a call has the rows, and the runs of the whole step.
+// The tokens [first, first + tokens) of a step, which are the rows of a call, and the runs of the whole step.
 struct Stretch {
     int64_t first, tokens;
     Runs runs;
 
-    // Calls run(begin, end, source, target) for what lies of each run in this stretch, in order; begin and end are rows
-    // of the call. Of a run that began before the stretch, the state so far is where it is written to. A run without
-    // tokens belongs to the stretch with the token before it.
+    // Calls run(begin, end, source, target) for the part of each run in this stretch, in order; begin and end are rows
+    // of the call. If a run began before the stretch, its state so far is read from its target. A run without tokens
+    // belongs to the stretch that has the token before it.
     template <class Run>
     void each_run(const Run& run) const {
         for (int32_t n = 0; n < runs.count; n++) {
@@ -49,7 +48,7 @@ struct Filter {
     int64_t width;
     const float* weight;  // [taps][width], the newest last
     const float* bias;    // [width], or null
-    bool silu;            // f below is SiLU, or else nothing
+    bool silu;            // whether f below is SiLU or the identity
 };
 
 // out = gate_out * f(bias + sum_l weight[l] * (gate_in * x)[t - taps + 1 + l])
@@ -61,9 +60,10 @@ struct ConvolutionCall {
     Rows out;
 };
 
-// Of each head of values: S = decay * S + k (outer) w, out = q S (+ skip * v), where S is [key_dim][value_dim]. For the
-// delta rule, w = sigmoid(b) * (v - k (decay * S)), q and k are divided by their lengths and q by sqrt(key_dim); for a
-// selective scan, w = step * v. step = softplus(a + step_bias), within limits for scans; decay = exp(-exp(a_log) * step).
+// For each head of values: S = decay * S + k (outer) w, out = q S (+ skip * v), where S is [key_dim][value_dim]. For
+// the delta rule, w = sigmoid(b) * (v - k (decay * S)), q and k are divided by their lengths and q by sqrt(key_dim);
+// for a selective scan, w = step * v. step = softplus(a + step_bias), within limits for scans; decay = exp(-exp(a_log)
+// * step).
 struct Recurrence {
     bool delta;
     int32_t key_heads, value_heads, key_dim, value_dim;  // value_heads is a multiple of key_heads
@@ -71,7 +71,7 @@ struct Recurrence {
     const float* step_bias;
     const float* skip;  // or null
     float least_step, most_step;
-    bool tiled;  // value head h has key head h % key_heads, or else h / (value_heads / key_heads)
+    bool tiled;  // value head h has key head h % key_heads; if false, h / (value_heads / key_heads)
 
     int64_t key_width() const { return int64_t(key_heads) * key_dim; }
     int64_t value_width() const { return int64_t(value_heads) * value_dim; }
@@ -82,7 +82,7 @@ struct Recurrence {
 struct RecurrenceCall {
     Stretch stretch;
     Recurrence rule;
-    ConstRows q, k, v, a, b;  // [tokens][heads * dim]; a and b [tokens][value_heads]; b of the delta rule only
+    ConstRows q, k, v, a, b;  // [tokens][heads * dim]; a and b [tokens][value_heads]; b only for the delta rule
     float* state;             // [places][value_heads][key_dim][value_dim]
     Rows out;
 };

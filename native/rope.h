@@ -1,6 +1,6 @@
-// Rotary positions, norms per head, and the way of new keys and values into the cache, in one pass.
+// Norms per head, rotary positions, and storing new keys and values in the cache, in one pass.
 //
-// A token's query, key and value are read once; each head goes through fp32 and is rounded once, where it is stored.
+// A token's query, key and value are read once; each head is computed in fp32 and rounded once, when it is stored.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 namespace penstock {
 inline namespace PENSTOCK_ISA_NAMESPACE {
 
-// One head as fp32: read, normed where `weight` is given, rotated where the call has angles.
+// Reads one head as fp32, normalises it if `weight` is given, and rotates it if the call has angles.
 PENSTOCK_INLINE void turn_head(const RotaryCall& call, const ConstRows& from, const ConstRows& weight, int64_t token,
                                int head, float* x) {
     const int dim = call.cache.head_dim, half = (call.rotary_dim > 0 ? call.rotary_dim : dim) / 2;
@@ -42,7 +42,7 @@ PENSTOCK_INLINE void turn_head(const RotaryCall& call, const ConstRows& from, co
     }
 }
 
-// A key, as packed words, to where word w of it lies at to[w * block_size].
+// Stores a key as packed words, word w at to[w * block_size].
 PENSTOCK_INLINE void scatter_key(const KvCache& cache, int64_t slot, int head, const uint32_t* key, int words) {
     const int size = cache.block_size;
     uint32_t* to = static_cast<uint32_t*>(cache.keys);
@@ -61,7 +61,7 @@ PENSTOCK_INLINE void store_key(const KvCache& cache, int64_t slot, int head, con
     constexpr int each = int(sizeof(uint32_t) / sizeof(T));
     const int words = (dim + each - 1) / each;
     alignas(64) uint32_t key[kMostHeadDim];
-    key[words - 1] = 0;  // an odd head_dim is filled up
+    key[words - 1] = 0;  // pads an odd head_dim
     for (int d = 0; d < dim; d += kLanes) store_at(reinterpret_cast<T*>(key), d, dim, load(x + d));
     scatter_key(cache, slot, head, key, words);
 }
@@ -70,13 +70,13 @@ template <>
 PENSTOCK_INLINE void store_key<int8_t>(const KvCache& cache, int64_t slot, int head, const float* x) {
     const int words = (cache.head_dim + 3) / 4;
     alignas(64) uint32_t key[kMostHeadDim / 4 + 1];
-    key[words - 1] = 0;  // the rest of a head_dim that is no multiple of 4
+    key[words - 1] = 0;  // pads a head_dim that is no multiple of 4
     const float scale = encode_head(x, cache.head_dim, 127.0f, reinterpret_cast<int8_t*>(key));
     memcpy(key + words, &scale, sizeof scale);
     scatter_key(cache, slot, head, key, words + 1);
 }
 
-// A key of an int8 latent cache.
+// Stores a key in an int8 latent cache.
 PENSTOCK_INLINE void store_latent_codes(const KvCache& cache, int64_t slot, const float* x) {
     const int rotated = cache.head_dim - cache.value_dim, width = latent_width(cache);
     int8_t* codes = static_cast<int8_t*>(cache.keys) + slot * latent_key_bytes(cache);
@@ -106,7 +106,7 @@ PENSTOCK_INLINE void store_value(const KvCache& cache, int64_t slot, int head, c
     alignas(64) T value[kMostHeadDim];
     for (int d = 0; d < dim; d += kLanes) store_at(value, d, dim, load_row(view, token, d, dim));
     const int64_t group = (block * cache.kv_heads + head) * value_groups(cache) + offset / each;
-    T* to = static_cast<T*>(cache.values) + group * dim * each + offset % each;  // its neighbour may be written meanwhile
+    T* to = static_cast<T*>(cache.values) + group * dim * each + offset % each;  // a thread may write its neighbour
     for (int d = 0; d < dim; d++) to[d * each] = value[d];
 }
 
@@ -143,8 +143,8 @@ PENSTOCK_INLINE void store_token(const RotaryCall& call, int64_t token) {
     }
 }
 
-// Asks for the memory that a token's key and value will take. A packed key has each of its words on another line, and
-// stores that miss would leave one after the other.
+// Prefetches the memory of a token's key and value. Each word of a packed key is on a different line, and stores that
+// miss would complete one after the other.
 PENSTOCK_INLINE void fetch_places(const KvCache& cache, int64_t slot) {
     const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
     const uint8_t* keys = static_cast<const uint8_t*>(cache.keys);
@@ -174,7 +174,7 @@ inline void rotate_and_store(const RotaryCall& call, Pool& pool) {
     const int dim = call.cache.head_dim;
     run_rows(pool, call.tokens, int64_t(dim) * (call.q_heads + 2 * call.cache.kv_heads), [&](int64_t token) {
         alignas(64) float x[kMostLatentDim];
-        if (call.k.data) fetch_places(call.cache, call.write_slots[token]);  // they come while queries are turned
+        if (call.k.data) fetch_places(call.cache, call.write_slots[token]);  // they arrive while queries are rotated
         for (int head = 0; call.q.data && head < call.q_heads; head++) {
             turn_head(call, call.q, call.q_norm, token, head, x);
             Rows out = call.q_out;

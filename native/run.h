@@ -1,5 +1,5 @@
-// A program's operations, one after the other, for all tokens of a step or for some of them: by the threads of a pool
-// together, by one thread alone, or by a team (team.h).
+// Runs a program's operations in order, for all or some tokens of a step: by the threads of a pool together, by one
+// thread alone, or by a team (team.h).
 #pragma once
 
 #include <algorithm>
@@ -26,25 +26,25 @@ inline Rows from_column(const Rows& rows, int64_t column) {
 
 inline ConstRows read(const Rows& rows) { return {rows.data, rows.stride, rows.element}; }
 
-// What makes a run that of a member of a team.
+// What a run by a member of a team has besides.
 struct Membership {
     const Sharing& sharing;
-    uint8_t* shared;  // the registers that all members share; the others lie in the member's own scratch
-    Pool& alone;      // of one thread
+    uint8_t* shared;  // the registers that all members share; others lie in the member's own scratch
+    Pool& alone;      // a pool of one thread
 };
 
 // The operations of one step for one shard of it.
 class Run {
 public:
-    // Requires all memory of `step_scratch.h` at `scratch`, but that of attention. The pool of a member is its team's.
+    // Requires all the memory of `step_scratch.h` at `scratch`, except attention's. A team member's pool is its team's.
     Run(const Program& program, const Step& step, const KernelTable& kernels, Pool& pool, const Shard& shard,
         uint8_t* scratch, KvPrefetcher* prefetcher, const Membership* member = nullptr)
         : program_(program), step_(step), kernels_(kernels), pool_(pool), shard_(shard), scratch_(scratch),
           kernel_scratch_(scratch + areas_size(program, shard.tokens)), prefetcher_(prefetcher), member_(member),
           inner_stride_(inner_stride(program)), adapters_stride_(adapters_linear_stride(program)) {}
 
-    // Calls others.stored() once the keys and values of this shard lie in the cache, others.await() before a state is
-    // read and others.publish() once it is written; goes on when they return.
+    // Calls others.stored() after the keys and values of this shard are in the cache, others.await() before a state is
+    // read, and others.publish() after it is written; continues when they return.
     template <class Others>
     void operate(const Operation& operation, const Others& others) const {
         std::visit([&](const auto& by) { compute(by, others); }, operation);
@@ -92,8 +92,8 @@ private:
         others.publish();
     }
 
-    // Calls run(pool) for an operation that writes `out` and takes next to no time: in a team by every member for
-    // itself, or by one where they share what is written.
+    // Calls run(pool) for an operation that writes `out` and takes almost no time: in a team every member runs it for
+    // itself, or one member does if `out` is shared.
     template <class RunOn>
     void write(const Columns& out, const RunOn& run) const {
         if (!member_) return run(pool_);
@@ -127,7 +127,7 @@ private:
         linear_kernel(kernels_, by.kind)(call, pool_);
     }
 
-    // Each head by one thread: there is too little of it for more.
+    // One thread computes a head, which is too little work for more.
     void compute(const ProjectHeadsOperation& by) const {
         const WeightStack& weights = by.weights;
         const Rows x = rows(by.x), out = rows(by.out);
@@ -148,7 +148,7 @@ private:
         });
     }
 
-    // Adapters with few tokens each by one thread, several at once: a product of theirs is too small to be shared out.
+    // One thread computes an adapter with few tokens, several at once: their products are too small to divide.
     void compute(const AdaptOperation& by) const {
         constexpr int64_t kFewTokens = 8;
         int64_t tokens = 0;
@@ -164,7 +164,7 @@ private:
         }
     }
 
-    // Those of the tokens that are in this shard; the first is counted from the shard's.
+    // The part of the tokens that is in this shard; `first` counts from the shard's first token.
     struct Span {
         int64_t token, tokens;
     };
@@ -252,7 +252,7 @@ private:
             kernels_.rotate_and_store(call, pool_);
         }
         others.stored();
-        // `q_start` counts the tokens of the step from its first.
+        // `q_start` counts from the first token of the step.
         const Rows step_q = from_token(q, -shard_.token), step_mixed = from_token(mixed, -shard_.token);
         kernels_.attention({read(step_q), step_mixed, cache, by.q_heads, shard_.rows, shard_.q_start, shard_.kv_len,
                             step_.block_table + shard_.row * step_.table_width, step_.table_width, by.scale,
@@ -261,7 +261,7 @@ private:
                            pool_);
     }
 
-    // Every member has queries of its own; the last one stores keys and values.
+    // Every member rotates queries for itself; the last one stores keys and values.
     void rotate_for_all(const RotaryCall& call) const {
         RotaryCall queries = call, stored = call;
         queries.k = queries.v = {};
@@ -281,7 +281,7 @@ private:
     uint8_t* kernel_scratch_;
     KvPrefetcher* prefetcher_;  // or null
     const Membership* member_;  // or null
-    int64_t inner_stride_, adapters_stride_;  // bytes of scratch of adapters, for one token
+    int64_t inner_stride_, adapters_stride_;  // bytes of adapters' scratch for one token
 };
 
 }  // namespace penstock

@@ -1,10 +1,10 @@
-// Choosing a token from each row of logits: the likeliest, or one drawn at random from a filtered distribution.
+// Chooses a token from each row of logits: the likeliest, or one drawn at random from a filtered distribution.
 //
-// What is kept and in which order the filters run is that of `penstock.sampling`: temperature, top_k, top_p, min_p;
-// then the first token in the order of the vocabulary at which the summed weight exceeds `uniform` times the sum of
-// all. Nothing is sorted. Weights exp((logit - top) / temperature) are computed once; a filter is a threshold, and a
-// threshold is found by cutting the interval in which it must lie: how many weights, and how much of the mass, are above
-// each cut? Once few weights lie in the interval, only those are looked at.
+// The filters, and their order, are those of `penstock.sampling`: temperature, top_k, top_p, min_p. Then it takes the
+// first token in the order of the vocabulary at which the summed weight exceeds `uniform` times the sum of all. Nothing
+// is sorted. Weights exp((logit - top) / temperature) are computed once. A filter is a threshold, which is found by
+// dividing the interval that contains it: how many weights, and how much of the mass, are above each cut? Once few
+// weights lie in the interval, only these are examined.
 #pragma once
 
 #include <cmath>
@@ -19,12 +19,12 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 constexpr int kRun = 1024;  // weights that are summed in fp32, 16 lanes; runs are summed in fp64
 
 struct Likeliest {
-    int64_t token;  // of equal logits the lowest
+    int64_t token;  // the lowest of equal logits
     float logit;
-    bool failed;  // NaN or +inf among the logits, or nothing but -inf
+    bool failed;  // a logit is NaN or +inf, or all are -inf
 };
 
-// The most of logits[0, count), and whether one of them is NaN, which no maximum shows.
+// The maximum of logits[0, count), and whether any of them is NaN, which a maximum does not show.
 struct Most {
     float logit;
     bool nan;
@@ -53,7 +53,7 @@ PENSTOCK_INLINE Most find_most(const float* logits, int64_t count) {
     return {reduce_max(max(max(most[0], most[1]), max(most[2], most[3]))), all != 0xffffu};
 }
 
-// Of the first run of logits with the most, that which has it first: the rest is looked at once only.
+// The first maximum, found in the first run that has it, so that the other runs are read only once.
 inline Likeliest find_likeliest(const float* logits, int64_t count) {
     Likeliest found{0, -__builtin_inff(), false};
     int64_t from = 0;
@@ -76,7 +76,7 @@ PENSTOCK_INLINE f32x16 weights_at(const float* logits, int64_t i, int64_t count,
     return count - i >= kLanes ? weight : select(first_lanes(int(count - i)), weight, zero());
 }
 
-// The sum of 16 lanes at a time over runs: `at(i)` gives elements [i, i + 16).
+// The sum over runs, 16 lanes at a time: `at(i)` returns elements [i, i + 16).
 template <typename At>
 PENSTOCK_INLINE double sum_in_runs(int64_t count, const At& at) {
     double total = 0;
@@ -89,27 +89,27 @@ PENSTOCK_INLINE double sum_in_runs(int64_t count, const At& at) {
     return total;
 }
 
-// log(sum(exp(logits))): what every logit less this is the log probability of its token.
+// log(sum(exp(logits))): a logit less this is the log probability of its token.
 inline double log_normalizer(const float* logits, int64_t count, float top) {
     const double sum = sum_in_runs(count, [&](int64_t i) { return weights_at(logits, i, count, top, 1.0f); });
     return double(top) + std::log(sum);
 }
 
-// Some weights, all together.
+// The number of some weights, and their sum.
 struct Held {
     double tokens, mass;
 };
 
-// How far from the top a filter reaches: to so many tokens and so much mass.
+// How much a filter keeps: at least this many tokens and this much mass.
 struct Reach {
     double tokens, mass;
 
     bool met_by(Held held) const { return held.tokens >= tokens && held.mass >= mass; }
 };
 
-constexpr int kCuts = 4;  // tried at a time, because a sum waits for the one before it
+constexpr int kCuts = 4;  // tried together, because additions to one sum wait for each other
 
-// For each cut, all above 0, what is at least that. A function of its own for the sake of registers.
+// For each cut, all above 0, the weights that are at least the cut. A separate function, to save registers.
 PENSTOCK_NOINLINE inline void hold_from(const float* weights, int64_t count, const float (&cuts)[kCuts],
                                         Held (&held)[kCuts]) {
     f32x16 cut[kCuts];
@@ -137,7 +137,7 @@ PENSTOCK_NOINLINE inline void hold_from(const float* weights, int64_t count, con
     }
 }
 
-// The weights in [low, high), in their order, to `to`, where there is room for 16 more. Returns how many.
+// Writes the weights in [low, high), in order, to `to`, which needs room for 16 more. Returns their number.
 inline int64_t pack_between(const float* weights, int64_t count, float low, float high, float* to) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += kLanes) {
@@ -147,21 +147,21 @@ inline int64_t pack_between(const float* weights, int64_t count, float low, floa
     return found;
 }
 
-constexpr int kFew = 2048;  // weights: 8 KB, which stay in the first cache
+constexpr int kFew = 2048;  // weights: 8 KB, which stay in L1
 
 struct Threshold {
     float at;
-    double kept;  // tokens with weights from there on
+    double kept;  // the number of weights from there on
 };
 
-// The largest threshold t at which the weights >= t number at least reach.tokens and hold at least reach.mass; 0 if
-// all together do not. All weights are in [0, 1].
+// The largest threshold t for which at least reach.tokens weights are >= t and sum to at least reach.mass; 0 if all of
+// them together do not. All weights are in [0, 1].
 inline Threshold find_threshold(const float* weights, int64_t count, Reach reach) {
     // The threshold is in [low, high), as bits, which order positive floats. `kept` are at least low, `above` at least
-    // high, and those between are all that is looked at once they are few.
+    // high; once the weights between are few, only they are examined.
     uint32_t low = 0, high = bits_of(1.0f) + 1;
     double kept = double(count);
-    Held above{0, 0}, beyond{0, 0};  // beyond: not among what is looked at
+    Held above{0, 0}, beyond{0, 0};  // beyond: above what is examined
     const float* looked_at = weights;
     int64_t size = count;
     float few[kFew + kLanes], cut[kCuts] = {0x1p-14f, 0x1p-10f, 0x1p-6f, 0x1p-3f};  // first guesses
@@ -192,16 +192,16 @@ inline Threshold find_threshold(const float* weights, int64_t count, Reach reach
     }
 }
 
-// What is drawn from: all weights of the vocabulary, or only those from a floor on, once these are few.
+// The weights to draw from: all of the vocabulary, or, once few are left, only those from `floor` on.
 struct Candidates {
     float* weights;
     int64_t count;
-    float floor = 0;  // of what is packed; 0: nothing is
+    float floor = 0;  // of the packed weights; 0: nothing is packed
     float few[kFew + kLanes];
 
     Candidates(float* all, int64_t size) : weights(all), count(size) {}
 
-    // Drops all below the threshold. `kept` is how many are left, or more.
+    // Drops all weights below the threshold, of which at most `kept` remain.
     void narrow(Threshold threshold) {
         if (threshold.at == 0) return;
         if (floor > 0 || threshold.kept <= kFew) {
@@ -217,7 +217,7 @@ struct Candidates {
     }
 };
 
-// Where the weight number `index` of those from `floor` on is.
+// The token of weight number `index` among those from `floor` on.
 inline int64_t find_packed(const float* weights, int64_t count, float floor, int64_t index) {
     int64_t i = 0;
     Mask mask = 0;
@@ -268,7 +268,7 @@ inline int64_t draw_filtered(const SampleCall& call, int64_t row, const float* l
         const double all = sum_in_runs(of.count, [&](int64_t i) { return load_at(of.weights, int(i), int(of.count)); });
         of.narrow(find_threshold(of.weights, of.count, Reach{1, call.top_p[row] * all}));
     }
-    if (call.min_p[row] > 0) of.narrow({call.min_p[row], double(of.count)});  // the likeliest weighs 1
+    if (call.min_p[row] > 0) of.narrow({call.min_p[row], double(of.count)});  // the likeliest token has weight 1
     const int64_t drawn = draw(of.weights, of.count, call.uniform[row]);
     return of.floor > 0 ? find_packed(weights, count, of.floor, drawn) : drawn;
 }
@@ -292,7 +292,7 @@ inline void sample(const SampleCall& call, Pool& pool) {
     });
 }
 
-// By one thread: it takes less time than waking another.
+// On one thread: that takes less time than waking another.
 inline void rule_out(const RuleOutCall& call) {
     for (int64_t i = 0; i < call.width; i += kLanes) {
         const f32x16 x = load_at(call.x, int(i), int(call.width));

@@ -5,17 +5,17 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kSharedBytes = 8 << 20;      // of weights: a quarter of what a shared cache has
-constexpr int64_t kOperationsAnElement = 80;  // in the time in which attention reads an element of a key and its value
+constexpr int64_t kSharedBytes = 8 << 20;      // of weights: a quarter of a shared cache
+constexpr int64_t kOperationsAnElement = 80;  // while attention reads an element of a key and of its value
 
 constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(rows) + 1) * int64_t(sizeof(int32_t)), 64); }
 
-// Fewer tokens in a shard do not make up for reading all weights where half of them would do: 4-bit ones are read
-// soonest.
+// With fewer tokens, a shard is not worth reading all weights, of which each thread would otherwise read half; 4-bit
+// weights are read fastest.
 int64_t least_tokens(Kind kind) { return block_form(kind).inputs != 0 && kind != Kind::q8 ? 4 : 8; }
 
-// What a token costs, in elements of keys that attention reads with their values: so many bytes has a number of a
-// recurrent state, which the first token of a row reads.
+// The cost of a token, in elements of keys that attention reads with their values. A number of a recurrent state, which
+// the first token of a row reads, has as many bytes as such an element with its value.
 int64_t cost_of(const ProgramCost& program, const Step& step, int32_t row, int64_t token) {
     const int32_t seen = step.kv_len[row] - int32_t(step.q_start[row + 1] - token) + 1;
     int64_t elements = program.operations / kOperationsAnElement;
@@ -23,7 +23,7 @@ int64_t cost_of(const ProgramCost& program, const Step& step, int32_t row, int64
     return elements + (token == step.q_start[row] ? program.state : 0);
 }
 
-// The rows of tokens [shard.token, shard.token + shard.tokens), of which `row` has the first; told to `memory`.
+// Writes the rows of tokens [shard.token, shard.token + shard.tokens) to `memory`; `row` has the first token.
 void describe_rows(const Step& step, int32_t row, int32_t* memory, Shard& shard) {
     const int64_t end = shard.token + shard.tokens;
     shard.row = row;
@@ -71,7 +71,7 @@ bool share_out(const Program& program, const Step& step, int count, uint8_t* scr
             if (token + 1 == step.q_start[row + 1]) row++;
         }
         shard.tokens = token - shard.token;
-        if (shard.tokens == 0) return false;  // the one before it is dearer than a share
+        if (shard.tokens == 0) return false;  // the shard before it costs more than a share
         describe_rows(step, first_row, reinterpret_cast<int32_t*>(scratch), shard);
         shard.attention_scratch = scratch + bytes_for_rows(step.rows);
         shard.attention_scratch_bytes = int64_t(attention_scratch(step.rows));

@@ -1,5 +1,5 @@
-// Sixteen float lanes, the one vector type that every kernel is written in; long because each operation stands here
-// once for every instruction set.
+// Sixteen float lanes, the one vector type of all kernels. The file is long because it has every operation once for
+// each instruction set.
 //
 // A kernel header is compiled once per instruction set: its translation unit defines one of
 //
@@ -7,16 +7,16 @@
 //
 // (the first stands for the second too) and everything below then lives in an inline namespace of that name. Without it
 // two translation units would define the same inline function twice, the linker would keep either one, and a machine
-// without AVX-512 could meet it.
+// without AVX-512 could run into it.
 // For the same reason kernel headers use no templates of the standard library.
 //
-// Exactness: an operation's lanes do not see each other, reductions add in one fixed order, and `fma` rounds once
-// everywhere that the machine has it. So the bits of a result depend on its inputs and on the instruction set, not on
-// the tile that computed it. The build must keep that promise: `-ffp-contract=off` (compilers otherwise fuse a `mul`
-// and an `add` in one tile and not in another) and never `-ffast-math`.
+// Exactness: lanes are independent, reductions add in one fixed order, and `fma` rounds once wherever the machine has
+// it. So the bits of a result depend on its inputs and on the instruction set, not on the tile that computed it. The
+// build must preserve this: `-ffp-contract=off` (otherwise compilers fuse a `mul` and an `add` in one tile and not in
+// another) and never `-ffast-math`.
 //
 // Tails: `load(p, n)` reads n < 16 elements and zeroes the other lanes, `store(p, v, n)` writes n; neither touches
-// memory beyond. AVX512-BF16 rounds to bfloat16 in hardware, which takes subnormals for 0; the others keep them.
+// memory beyond. AVX512-BF16 rounds to bfloat16 in hardware, which treats subnormals as 0; the others keep them.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@
 #define PENSTOCK_UNROLL _Pragma("GCC unroll 16")
 #define PENSTOCK_NOINLINE __attribute__((noinline))
 #define PENSTOCK_PREFETCH(p) __builtin_prefetch(p)
-#define PENSTOCK_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)  // into the second cache: many more may be on their way
+#define PENSTOCK_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)  // into L2: many more may be outstanding
 #define PENSTOCK_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #else
 #define PENSTOCK_INLINE inline
@@ -79,7 +79,7 @@ inline namespace PENSTOCK_ISA_NAMESPACE {
 
 constexpr int kLanes = 16;
 
-// One bit a lane, lane 0 lowest; the bits above lane 15 are 0.
+// One bit for each lane, lane 0 lowest; the bits above lane 15 are 0.
 using Mask = uint32_t;
 
 // ---- scalars ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ PENSTOCK_INLINE float float_of(uint32_t bits) {
 PENSTOCK_INLINE float to_float(float x) { return x; }
 PENSTOCK_INLINE float to_float(bf16 x) { return float_of(uint32_t(x.bits) << 16); }
 
-// Round to nearest, ties to even; a NaN stays one (its payload may lie in the bits that are cut off).
+// Rounds to nearest, ties to even; a NaN stays a NaN (its payload may be only in the bits that are cut off).
 PENSTOCK_INLINE bf16 to_bf16(float x) {
     const uint32_t bits = bits_of(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16{uint16_t((bits >> 16) | 0x40u)};
@@ -180,13 +180,13 @@ PENSTOCK_INLINE f32x16 sub(f32x16 a, f32x16 b) { return {_mm512_sub_ps(a.v, b.v)
 PENSTOCK_INLINE f32x16 mul(f32x16 a, f32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 PENSTOCK_INLINE f32x16 div(f32x16 a, f32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 PENSTOCK_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// Where either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
+// If either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
 PENSTOCK_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 PENSTOCK_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 PENSTOCK_INLINE f32x16 abs(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
 PENSTOCK_INLINE f32x16 sqrt(f32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
 
-// Ordered comparisons: false where either is NaN.
+// Ordered comparisons: false if either is NaN.
 PENSTOCK_INLINE Mask greater(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 PENSTOCK_INLINE Mask greater_equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 PENSTOCK_INLINE Mask equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
@@ -208,7 +208,7 @@ PENSTOCK_INLINE f32x16 nearest(f32x16 a) {
 // a * 2^n for integral n within [-252, 254].
 PENSTOCK_INLINE f32x16 scale2(f32x16 a, f32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
-// The 32 bfloat16 at p as neighbours taken apart: even = p[0], p[2], ..., odd = p[1], p[3], ...
+// Separates the 32 bfloat16 at p: even = p[0], p[2], ..., odd = p[1], p[3], ...
 PENSTOCK_INLINE void load_pairs(const bf16* p, f32x16& even, f32x16& odd) {
     const __m512i both = _mm512_loadu_si512(p);
     even.v = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
@@ -237,7 +237,7 @@ PENSTOCK_INLINE __m256i rounded(__m256 a) {  // the bfloat16 in the lower half o
     return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
 }
 PENSTOCK_INLINE __m256i narrow(f32x16 a) {
-    // packus interleaves the 128-bit halves of its arguments; the permutation puts them back in order
+    // packus interleaves the 128-bit halves of its arguments; the permutation restores their order
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded(a.low), rounded(a.high)), 0xd8);
 }
 
@@ -287,7 +287,7 @@ PENSTOCK_INLINE f32x16 div(f32x16 a, f32x16 b) {
 PENSTOCK_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
 }
-// Where either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
+// If either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
 PENSTOCK_INLINE f32x16 max(f32x16 a, f32x16 b) {
     return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
 }
@@ -303,7 +303,7 @@ PENSTOCK_INLINE f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.low), _mm256_sq
 PENSTOCK_INLINE Mask bits_of(__m256 low, __m256 high) {
     return Mask(_mm256_movemask_ps(low)) | Mask(_mm256_movemask_ps(high)) << 8;
 }
-// Ordered comparisons: false where either is NaN.
+// Ordered comparisons: false if either is NaN.
 PENSTOCK_INLINE Mask greater(f32x16 a, f32x16 b) {
     return bits_of(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), _mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ));
 }
@@ -340,7 +340,7 @@ PENSTOCK_INLINE __m256 power2(__m256i n) {  // 2^n for n in [-126, 127]
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 PENSTOCK_INLINE __m256 scale2(__m256 a, __m256 n) {
-    // in two steps, so that results below the normal range are rounded once and none overflows on the way
+    // in two steps, so that subnormal results are rounded once and nothing overflows on the way
     const __m256i whole = _mm256_cvtps_epi32(n);
     const __m256i half = _mm256_srai_epi32(whole, 1);
     return _mm256_mul_ps(_mm256_mul_ps(a, power2(half)), power2(_mm256_sub_epi32(whole, half)));
@@ -348,7 +348,7 @@ PENSTOCK_INLINE __m256 scale2(__m256 a, __m256 n) {
 // a * 2^n for integral n within [-252, 254].
 PENSTOCK_INLINE f32x16 scale2(f32x16 a, f32x16 n) { return {scale2(a.low, n.low), scale2(a.high, n.high)}; }
 
-// The 32 bfloat16 at p as neighbours taken apart: even = p[0], p[2], ..., odd = p[1], p[3], ...
+// Separates the 32 bfloat16 at p: even = p[0], p[2], ..., odd = p[1], p[3], ...
 PENSTOCK_INLINE void load_pairs(const bf16* p, f32x16& even, f32x16& odd) {
     const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
@@ -411,11 +411,11 @@ PENSTOCK_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
     return each([&](int i) { return __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]); });
 #else
-    // without the instruction a fused product is a call into the C library for every lane, fifty times slower
+    // without the instruction a fused multiply-add is a call of the C library for every lane, fifty times slower
     return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
 #endif
 }
-// Where either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
+// If either is NaN: b. (`max(x, broadcast(low))` drops a NaN in x, `max(broadcast(low), x)` keeps it.)
 PENSTOCK_INLINE f32x16 max(f32x16 a, f32x16 b) {
     return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
@@ -429,7 +429,7 @@ PENSTOCK_INLINE f32x16 sqrt(f32x16 a) {
     return each([&](int i) { return __builtin_sqrtf(a.lane[i]); });
 }
 
-// Ordered comparisons: false where either is NaN.
+// Ordered comparisons: false if either is NaN.
 PENSTOCK_INLINE Mask greater(f32x16 a, f32x16 b) {
     Mask mask = 0;
     for (int i = 0; i < kLanes; i++) mask |= Mask(a.lane[i] > b.lane[i]) << i;
@@ -468,8 +468,8 @@ PENSTOCK_INLINE f32x16 down1(f32x16 a) {
 PENSTOCK_INLINE f32x16 nearest(f32x16 a) {
     return each([&](int i) { return (a.lane[i] + 12582912.0f) - 12582912.0f; });
 }
-// a * 2^n for integral n within [-252, 254]; in two steps, so that results below the normal range are rounded once and
-// none overflows on the way. The integer is read off the bits, because converting a NaN would be undefined.
+// a * 2^n for integral n within [-252, 254]; in two steps, so that subnormal results are rounded once and nothing
+// overflows on the way. The integer is taken from the bits, because converting a NaN would be undefined.
 PENSTOCK_INLINE f32x16 scale2(f32x16 a, f32x16 n) {
     return each([&](int i) {
         const uint32_t whole = bits_of(n.lane[i] + 12582912.0f) - bits_of(12582912.0f) + 512u;  // n + 512, even shift
@@ -480,7 +480,7 @@ PENSTOCK_INLINE f32x16 scale2(f32x16 a, f32x16 n) {
     });
 }
 
-// The 32 bfloat16 at p as neighbours taken apart: even = p[0], p[2], ..., odd = p[1], p[3], ...
+// Separates the 32 bfloat16 at p: even = p[0], p[2], ..., odd = p[1], p[3], ...
 PENSTOCK_INLINE void load_pairs(const bf16* p, f32x16& even, f32x16& odd) {
     even = each([=](int i) { return to_float(p[2 * i]); });
     odd = each([=](int i) { return to_float(p[2 * i + 1]); });
@@ -489,7 +489,7 @@ PENSTOCK_INLINE void load_pairs(const bf16* p, f32x16& even, f32x16& odd) {
 
 // ---- for all instruction sets ---------------------------------------------------------------------------------------
 
-// The lanes in `mask`, one after the other, to `to`, where there is room for all 16. Returns how many they are.
+// Writes the lanes in `mask`, in order, to `to`, which needs room for all 16. Returns their number.
 PENSTOCK_INLINE int pack_lanes(float* to, Mask mask, f32x16 a) {
 #if defined(PENSTOCK_AVX512)
     _mm512_storeu_ps(to, _mm512_maskz_compress_ps(__mmask16(mask), a.v));
@@ -503,7 +503,8 @@ PENSTOCK_INLINE int pack_lanes(float* to, Mask mask, f32x16 a) {
 #endif
 }
 
-// Sum and maximum of all lanes: i + 8 into i, then 4, 2, 1. The maximum of NaN and a number is of no use: test first.
+// Sum and maximum of all lanes: i + 8 into i, then 4, 2, 1. The maximum of NaN and a number is undefined: test for NaN
+// first.
 PENSTOCK_INLINE float reduce_add(f32x16 a) {
     a = add(a, down8(a));
     a = add(a, down4(a));
@@ -523,13 +524,13 @@ PENSTOCK_INLINE float reduce_min(f32x16 a) {
     return lane0(min(a, down1(a)));
 }
 
-// e^x within 1 ulp. exp(0) is exactly 1, exp(-inf) is 0, results above the range are inf, below it they fade through
-// the subnormals; NaN stays.
+// e^x within 1 ulp. exp(0) is exactly 1, exp(-inf) is 0, overflow gives inf, and small results are subnormal; NaN
+// stays NaN.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two pieces (Cody and Waite 1980, chapter 6), e^r as
 // 1 + r + r^2 q(r) where q of degree 4 is the minimax fit for the relative error (4e-9), and a scaling by 2^n.
 PENSTOCK_INLINE f32x16 exp(f32x16 x) {
-    x = max(broadcast(-104.0f), min(broadcast(89.0f), x));  // in this order of arguments a NaN passes
+    x = max(broadcast(-104.0f), min(broadcast(89.0f), x));  // arguments in this order let a NaN pass
     const f32x16 n = nearest(mul(x, broadcast(0x1.715476p+0f)));
     f32x16 r = fma(n, broadcast(-0x1.63p-1f), x);  // exact, fused or not: n has 8 bits, the constant 9
     r = fma(n, broadcast(2.12194440e-4f), r);
@@ -543,10 +544,10 @@ PENSTOCK_INLINE f32x16 exp(f32x16 x) {
     return scale2(p, n);
 }
 
-// tanh x within 2 ulp, and odd to the bit. tanh(inf) is 1; NaN stays.
+// tanh x within 2 ulp, and exactly odd. tanh(inf) is 1; NaN stays NaN.
 //
 // Below 0.625 as x (1 + x^2 q(x^2)), where q of degree 4 is the minimax fit for the relative error (4e-9); above it as
-// 1 - 2 / (exp(2 |x|) + 1), whose difference is then no smaller than half of its terms.
+// 1 - 2 / (exp(2 |x|) + 1), where the difference is at least half of either term.
 PENSTOCK_INLINE f32x16 tanh(f32x16 x) {
     const f32x16 a = abs(x), z = mul(x, x);
     f32x16 q = broadcast(-0x1.75e1c0p-8f);
@@ -560,7 +561,7 @@ PENSTOCK_INLINE f32x16 tanh(f32x16 x) {
     return select(greater_equal(a, broadcast(0.625f)), outer, near);
 }
 
-// The transpose of a 16 x 16 matrix whose rows are given, in place; lanes are moved, never computed with.
+// Transposes a 16 x 16 matrix of rows in place; lanes are moved, never computed with.
 PENSTOCK_INLINE void transpose(f32x16* rows) {
 #if defined(PENSTOCK_AVX512)
     __m512 a[kLanes];
@@ -601,7 +602,7 @@ PENSTOCK_INLINE void transpose(f32x16* rows) {
 #endif
 }
 
-// Elements [i, i + 16) of an array of `count`, zero beyond it; and the same for writing.
+// Loads elements [i, i + 16) of an array of `count` elements, zero beyond it; and the same for stores.
 template <typename T>
 PENSTOCK_INLINE f32x16 load_at(const T* p, int i, int count) {
     return count - i >= kLanes ? load(p + i) : load(p + i, count - i);

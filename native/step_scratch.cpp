@@ -25,7 +25,7 @@ int64_t most_experts_scratch(const Program& program, int64_t tokens, int threads
     return most;
 }
 
-// Each thread has its own for one head after the other.
+// Each thread has scratch of its own, which its heads use in turn.
 int64_t most_heads_scratch(const Program& program, int64_t tokens, int threads) {
     int64_t most = 0;
     for (const Operation& operation : program.operations) {

@@ -8,10 +8,10 @@
 namespace penstock {
 namespace {
 
-// More rows take longer to prepare than to fetch.
+// More rows take longer to compute than to fetch.
 constexpr int64_t kMostTokens = 16;
 
-// Goes through the operations as a team does, and sees whether a member could overwrite what a slower one still reads.
+// Walks the operations like a team, and finds out whether a member could overwrite what a slower one still reads.
 class Walk {
 public:
     explicit Walk(const Program& program) : program_(program), own_(program.registers.size()) {
@@ -42,16 +42,16 @@ private:
 
     void add(const AttendOperation& by) {
         possible_ &= by.value_dim == 0 && own_[size_t(by.rotated.in)];
-        meet();  // once queries are rotated
+        meet();  // after queries are rotated
         share(by.out.in);
     }
 
-    void add(const AdaptOperation&) {}  // not in steps with adapters
+    void add(const AdaptOperation&) {}  // teams do not compute steps with adapters
 
     template <class Other>
     void add(const Other&) { possible_ = false; }
 
-    // An operation of `Run::write`.
+    // An operation that uses `Run::write`.
     void write(const Columns& out, std::initializer_list<int32_t> reads) {
         if (!own_[size_t(out.in)]) return share(out.in);
         for (const int32_t x : reads) read(x);
@@ -61,7 +61,7 @@ private:
         if (!own_[size_t(from)]) read_.push_back(from);
     }
 
-    // Somebody writes to `to` while others may still read what they have read since the last meeting; then all meet.
+    // A member writes to `to` while others may still read what they have read since the last meeting; then all meet.
     void share(int32_t to) {
         for (const int32_t from : read_) possible_ &= !overlap(from, to);
         meet();
