@@ -131,7 +131,8 @@ void run_program(const Program& program, const Step& step, const KernelTable& ke
     Shard shards[kMostShards];
     // Shards wait only for earlier ones, so steps whose tokens look ahead cannot be divided.
     const bool may_share = !program.looks_ahead;
-    if (may_share && share_out(program, step, pool.threads(), step.scratch + used + lost, left - lost, shards)) {
+    uint8_t* const rest = step.scratch + used + lost;
+    if (may_share && share_out(program, step, kernels, pool.threads(), rest, left - lost, shards)) {
         return run_shards(program, step, kernels, pool, shards);
     }
     const Shard whole{0, step.tokens, 0, step.rows, step.q_start, step.kv_len, 0, step.scratch + used, left};

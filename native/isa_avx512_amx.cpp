@@ -7,7 +7,9 @@ namespace {
 
 KernelTable with_tiles(KernelTable table) {
     table.isa = "avx512_amx";
-    table.linears[int(Kind::bf16)].linear = linear_bf16;
+    LinearKernels& bf16 = table.linears[int(Kind::bf16)];
+    bf16.linear = linear_bf16;
+    bf16.rows_of_a_tile = LinearBf16::kTileRows;
     return table;
 }
 

@@ -31,47 +31,48 @@ struct LinearBf16 {
         return {larger(1, kRowsBytes / (call.inputs * 2) / kRows) * kRows, kPanels};
     }
 
-    // Panels of a gated call count its columns, as in walk_gated_tiles. Rows that fill no tile come last, for all
-    // panels, because a thread's tiles have one shape at a time.
+    // Panels of a gated call count its columns, as in walk_gated_tiles. All tiles have the same number of rows, because
+    // a thread's tiles have one shape at a time. So the last tiles move up until they end with the last row: they compute
+    // some rows a second time, and write only their own.
     void walk(int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
-        const int64_t left = (last_row - row) % kTileRows, whole_end = last_row - left;
-        if (row < whole_end) walk_in_tiles(kTileRows, row, whole_end, panel, last_panel);
-        if (left > 0) walk_in_tiles(int(left), whole_end, last_row, panel, last_panel);
-    }
-
-private:
-    // In tiles of `rows` rows.
-    void walk_in_tiles(int rows, int64_t row, int64_t last_row, int64_t panel, int64_t last_panel) const {
+        const int rows = int(smaller(kTileRows, last_row - row));
         const TileShape of_rows{rows, 64}, of_weights{kTileRows, 64};
         const AmxTiles tiles({of_rows, of_rows, of_rows, of_rows, of_rows, of_rows, of_weights, of_weights});
         const int64_t step = call.gated() ? 1 : 2;
         for (; panel < last_panel; panel += step) {
             const bool pair = call.gated() || panel + 1 < last_panel;
-            for (int64_t from = row; from < last_row;) {
-                const bool first = from == row;
-                if (last_row - from >= 2 * rows) {
-                    pair ? tile<2, 2>(rows, from, panel, first) : tile<2, 1>(rows, from, panel, first);
-                    from += 2 * rows;
-                } else {
-                    pair ? tile<1, 2>(rows, from, panel, first) : tile<1, 1>(rows, from, panel, first);
-                    from += rows;
-                }
+            for (int64_t from = row; from < last_row; from += kRows) {
+                const Rows these{rows, from, last_row, from == row};
+                if (last_row - from > kTileRows) pair ? tile<2, 2>(these, panel) : tile<2, 1>(these, panel);
+                else pair ? tile<1, 2>(these, panel) : tile<1, 1>(these, panel);
             }
         }
     }
 
-    // `T` tiles of rows and `P` panels. The first tile of rows that reads the panels prefetches their lines.
+private:
+    // Rows [from, end), at most kRows, of tiles of `rows` rows.
+    struct Rows {
+        int rows;
+        int64_t from, end;
+        bool first;  // the first ones that are multiplied by these panels
+
+        int64_t begin_of(int t) const { return smaller(from + t * kTileRows, end); }
+        int64_t tile_at(int t) const { return smaller(begin_of(t), end - rows); }
+    };
+
+    // `T` tiles of rows and `P` panels. The first tiles of rows that read the panels prefetch their lines.
     template <int T, int P>
-    PENSTOCK_NOINLINE void tile(int rows, int64_t row, int64_t panel, bool first) const {
+    PENSTOCK_NOINLINE void tile(const Rows& these, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::bf16, call.inputs), whole = call.inputs / kInputs;
         const uint8_t* weight[P];
         for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const bf16* numbers[T];
-        for (int t = 0; t < T; t++) numbers[t] = x + (row + t * rows) * x_stride;
+        for (int t = 0; t < T; t++) numbers[t] = x + these.tile_at(t) * x_stride;
         _tile_zero(0);
         if constexpr (P > 1) _tile_zero(1);
         if constexpr (T > 1) _tile_zero(2);
         if constexpr (T > 1 && P > 1) _tile_zero(3);
+        const bool first = these.first;
         for (int64_t i = 0; i < whole; i++) {
             const uint8_t* next_lines = take_prefetch(call, 8, numbers[0]);
             for (int line = 0; line < 8; line++) PENSTOCK_PREFETCH_FAR(next_lines + line * 64);
@@ -82,21 +83,25 @@ private:
             for (int t = 0; t < T; t++) numbers[t] += kInputs;
             for (int p = 0; p < P; p++) weight[p] += kTileBytes;
         }
-        if (call.inputs % kInputs) multiply_rest<T, P>(rows, numbers, weight);
-        alignas(64) float sums[T * kTileRows * P * kLanes];
-        constexpr int64_t kStride = P * kLanes * sizeof(float);
-        _tile_stored(0, sums, kStride);
-        if constexpr (P > 1) _tile_stored(1, sums + kLanes, kStride);
-        if constexpr (T > 1) _tile_stored(2, sums + rows * P * kLanes, kStride);
-        if constexpr (T > 1 && P > 1) _tile_stored(3, sums + rows * P * kLanes + kLanes, kStride);
-        (P > 1 && call.gated() ? finish_gated : finish)(call, row, T * rows, panel, P, sums);
+        if (call.inputs % kInputs) multiply_rest<T, P>(these.rows, numbers, weight);
+        constexpr int kStride = P * kLanes;
+        alignas(64) float sums[T][kTileRows * kStride];
+        _tile_stored(0, sums[0], kStride * sizeof(float));
+        if constexpr (P > 1) _tile_stored(1, sums[0] + kLanes, kStride * sizeof(float));
+        if constexpr (T > 1) _tile_stored(2, sums[1], kStride * sizeof(float));
+        if constexpr (T > 1 && P > 1) _tile_stored(3, sums[1] + kLanes, kStride * sizeof(float));
+        for (int t = 0; t < T; t++) {
+            const int64_t begin = these.begin_of(t), count = these.begin_of(t + 1) - begin;
+            const float* own = sums[t] + (begin - these.tile_at(t)) * kStride;
+            (P > 1 && call.gated() ? finish_gated : finish)(call, begin, int(count), panel, P, own);
+        }
     }
 
     // Adds the products of 32 inputs to the sums in tiles 0 to 3, which are tiles of rows by panels. (Tiles are named in
-    // instructions: no template can choose them.)
+    // instructions: no template can choose them.) Weights are loaded as a stream, which leaves L1 to the rows.
     template <int T, int P>
     PENSTOCK_INLINE static void multiply(const bf16* const (&numbers)[T], int64_t stride, const uint8_t* const (&weight)[P]) {
-        _tile_loadd(6, weight[0], 64);
+        _tile_stream_loadd(6, weight[0], 64);
         _tile_loadd(4, numbers[0], stride);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (T > 1) {
@@ -104,7 +109,7 @@ private:
             _tile_dpbf16ps(2, 5, 6);
         }
         if constexpr (P > 1) {
-            _tile_loadd(7, weight[P - 1], 64);
+            _tile_stream_loadd(7, weight[P - 1], 64);
             _tile_dpbf16ps(1, 4, 7);
             if constexpr (T > 1) _tile_dpbf16ps(3, 5, 7);
         }

@@ -1,6 +1,7 @@
 #include "shards.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace penstock {
 namespace {
@@ -21,6 +22,13 @@ int64_t cost_of(const ProgramCost& program, const Step& step, int32_t row, int64
     int64_t elements = program.operations / kOperationsAnElement;
     for (const Sight& sight : program.sights) elements += sight.elements * (seen - window_start(sight.window, seen));
     return elements + (token == step.q_start[row] ? program.state : 0);
+}
+
+// The end of a shard of tokens [begin, end), moved to the end of a tile where that is near: a tile takes as long with few
+// rows as with all of them.
+int64_t in_whole_tiles(int64_t begin, int64_t end, int64_t rows_of_a_tile) {
+    const int64_t tokens = end - begin, whole = (tokens + rows_of_a_tile / 2) / rows_of_a_tile * rows_of_a_tile;
+    return std::abs(whole - tokens) * 8 <= tokens ? begin + whole : end;
 }
 
 // Writes the rows of tokens [shard.token, shard.token + shard.tokens) to `memory`; `row` has the first token.
@@ -50,8 +58,8 @@ int64_t shards_scratch(int32_t rows, int count) {
     return count * (bytes_for_rows(rows) + int64_t(attention_scratch(rows)));
 }
 
-bool share_out(const Program& program, const Step& step, int count, uint8_t* scratch, int64_t scratch_bytes,
-               Shard* shards) {
+bool share_out(const Program& program, const Step& step, const KernelTable& kernels, int count, uint8_t* scratch,
+               int64_t scratch_bytes, Shard* shards) {
     if (count < 2 || count > kMostShards || program.layer_starts.empty()) return false;
     const ProgramCost cost = program_cost(program);
     if (step.tokens < count * least_tokens(cost.kind) || cost.layer_bytes > kSharedBytes) return false;
@@ -60,19 +68,24 @@ bool share_out(const Program& program, const Step& step, int count, uint8_t* scr
     for (int32_t row = 0; row < step.rows; row++) {
         for (int64_t t = step.q_start[row]; t < step.q_start[row + 1]; t++) whole += cost_of(cost, step, row, t);
     }
-    int64_t token = 0, spent = 0;
+    const int64_t rows_of_a_tile = kernels.linears[int(cost.kind)].rows_of_a_tile;
+    int64_t ends[kMostShards], token = 0, spent = 0;
     int32_t row = 0;
     for (int i = 0; i < count; i++) {
-        Shard& shard = shards[i];
-        shard.token = token;
-        const int32_t first_row = row;
         for (; token < step.tokens && (i == count - 1 || spent * count < whole * (i + 1)); token++) {
             spent += cost_of(cost, step, row, token);
             if (token + 1 == step.q_start[row + 1]) row++;
         }
-        shard.tokens = token - shard.token;
-        if (shard.tokens == 0) return false;  // the shard before it costs more than a share
-        describe_rows(step, first_row, reinterpret_cast<int32_t*>(scratch), shard);
+        ends[i] = i == count - 1 ? token : in_whole_tiles(i == 0 ? 0 : ends[i - 1], token, rows_of_a_tile);
+    }
+    row = 0;
+    for (int i = 0; i < count; i++) {
+        Shard& shard = shards[i];
+        shard.token = i == 0 ? 0 : ends[i - 1];
+        shard.tokens = ends[i] - shard.token;
+        if (shard.tokens <= 0) return false;  // the shard before it costs more than a share
+        while (step.q_start[row + 1] <= shard.token) row++;
+        describe_rows(step, row, reinterpret_cast<int32_t*>(scratch), shard);
         shard.attention_scratch = scratch + bytes_for_rows(step.rows);
         shard.attention_scratch_bytes = int64_t(attention_scratch(step.rows));
         scratch = shard.attention_scratch + shard.attention_scratch_bytes;

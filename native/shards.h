@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernel_table.h"
 #include "program.h"
 
 namespace penstock {
@@ -39,7 +40,7 @@ int64_t shards_scratch(int32_t rows, int count);
 
 // Divides a step into `count` shards of nearly equal cost; returns false if the threads should compute it together.
 // `scratch` is on a cache line.
-bool share_out(const Program& program, const Step& step, int count, uint8_t* scratch, int64_t scratch_bytes,
-               Shard* shards);
+bool share_out(const Program& program, const Step& step, const KernelTable& kernels, int count, uint8_t* scratch,
+               int64_t scratch_bytes, Shard* shards);
 
 }  // namespace penstock

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from needs import COMPILED
 from penstock.kernels import native, packed_layout
-from penstock.kernels.packed_linear import packed_linear_reference
+from penstock.kernels.packed_linear import ELEMENTS, packed_linear_reference
 from penstock.kernels.packed_weight import (
     PackedKind,
     pack_bf16,
@@ -31,6 +31,7 @@ from penstock.kernels.packed_weight import (
     quantize_int8,
     unpack,
 )
+from penstock.kernels.scratch import Scratch
 from penstock.kernels.weight_memory import WeightMemory
 
 linear, packed_gated_linear, embedding_rows = here.linear, here.packed_gated_linear, here.embedding_rows
@@ -100,6 +101,27 @@ def test_the_product_is_the_reference_up_to_float32_rounding(isa, maker):
             for arguments in ({}, {"bias": bias}, {"residual": residual}, {"bias": bias, "residual": residual}):
                 ours, theirs = linear(x, weight, **arguments), packed_linear_reference(x, weight, **arguments)
                 assert ((ours - theirs).double().abs() <= tolerance(x, weight) + 1e-6).all(), (outputs, inputs, rows)
+
+
+@pytest.mark.parametrize("maker", ["bf16", "f32", "int8", "Q4_1"])
+def test_a_product_may_take_the_place_of_its_residual(compiled, maker):
+    """As in a program, where a projection adds to the stream: no row may be added twice, whatever the tiles."""
+    weight, module, scratch = packed(maker, 33, 64), native.required(), Scratch()
+    for rows in (5, 17, 21, 33, 49, 70):
+        x, stream = random(rows, weight.inputs), random(rows, 33, seed=3)
+        apart = linear(x, weight, residual=stream)
+        place = module.Rows(stream.data_ptr(), stream.stride(0), ELEMENTS[stream.dtype])
+        here.cpu().linear(
+            rows=rows,
+            weight=weight.native,
+            x=module.Rows(x.data_ptr(), x.stride(0), ELEMENTS[x.dtype]),
+            bias=None,
+            residual=place,
+            out=place,
+            gate=None,
+            scratch=module.Memory(scratch.address_of(rows * weight.scratch_bytes), rows * weight.scratch_bytes),
+        )
+        assert torch.equal(stream, apart), rows
 
 
 def test_bfloat16_weights_give_the_product_of_rounded_numbers(isa):
