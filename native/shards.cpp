@@ -11,9 +11,13 @@ constexpr int64_t kOperationsAnElement = 80;  // while attention reads an elemen
 
 constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(rows) + 1) * int64_t(sizeof(int32_t)), 64); }
 
-// With fewer tokens, a shard is not worth reading all weights, of which each thread would otherwise read half; 4-bit
-// weights are read fastest.
-int64_t least_tokens(Kind kind) { return block_form(kind).inputs != 0 && kind != Kind::q8 ? 4 : 8; }
+// With fewer tokens, a shard is not worth reading all weights, of which each thread would otherwise read half: 4-bit
+// weights are read fastest, and tiles are multiplied faster than their weights are read.
+int64_t least_tokens(const KernelTable& kernels, Kind kind) {
+    const int64_t rows_of_a_tile = kernels.linears[int(kind)].rows_of_a_tile;
+    if (rows_of_a_tile > 1) return 6 * rows_of_a_tile;
+    return block_form(kind).inputs != 0 && kind != Kind::q8 ? 4 : 8;
+}
 
 // The cost of a token, in elements of keys that attention reads with their values. A number of a recurrent state, which
 // the first token of a row reads, has as many bytes as such an element with its value.
@@ -62,7 +66,7 @@ bool share_out(const Program& program, const Step& step, const KernelTable& kern
                int64_t scratch_bytes, Shard* shards) {
     if (count < 2 || count > kMostShards || program.layer_starts.empty()) return false;
     const ProgramCost cost = program_cost(program);
-    if (step.tokens < count * least_tokens(cost.kind) || cost.layer_bytes > kSharedBytes) return false;
+    if (step.tokens < count * least_tokens(kernels, cost.kind) || cost.layer_bytes > kSharedBytes) return false;
     if (scratch_bytes < shards_scratch(step.rows, count)) return false;
     int64_t whole = 0;
     for (int32_t row = 0; row < step.rows; row++) {
