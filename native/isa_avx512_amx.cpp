@@ -7,9 +7,9 @@ namespace {
 
 KernelTable with_tiles(KernelTable table) {
     table.isa = "avx512_amx";
-    LinearKernels& bf16 = table.linears[int(Kind::bf16)];
-    bf16.linear = linear_bf16;
-    bf16.rows_of_a_tile = LinearBf16::kTileRows;
+    LinearKernels& kernels = table.linears[int(Kind::bf16)];
+    kernels.linear = linear_bf16;
+    kernels.rows_of_a_tile = LinearBf16::kTileRows;
     return table;
 }
 

@@ -18,7 +18,7 @@ struct LinearKernels {
     // Converts call.x into call.scratch, as `linear` does before it multiplies. Reads nothing else of the call.
     void (*prepare)(const LinearCall& call, Pool& pool);
     void (*lookup)(const LookupCall& call, Pool& pool);
-    int64_t rows_of_a_tile = 1;  // if a call takes as long for fewer rows as for a multiple of so many
+    int64_t rows_of_a_tile = 1;  // rows that `linear` multiplies in the time of one
 };
 
 struct KernelTable {

@@ -42,19 +42,19 @@ struct LinearBf16 {
         for (; panel < last_panel; panel += step) {
             const bool pair = call.gated() || panel + 1 < last_panel;
             for (int64_t from = row; from < last_row; from += kRows) {
-                const Rows these{rows, from, last_row, from == row};
-                if (last_row - from > kTileRows) pair ? tile<2, 2>(these, panel) : tile<2, 1>(these, panel);
-                else pair ? tile<1, 2>(these, panel) : tile<1, 1>(these, panel);
+                const RowTiles tiled{rows, from, last_row, from == row};
+                if (last_row - from > kTileRows) pair ? tile<2, 2>(tiled, panel) : tile<2, 1>(tiled, panel);
+                else pair ? tile<1, 2>(tiled, panel) : tile<1, 1>(tiled, panel);
             }
         }
     }
 
 private:
-    // Rows [from, end), at most kRows, of tiles of `rows` rows.
-    struct Rows {
+    // Rows [from, end), of which those beyond kRows are left to others, in tiles of `rows` rows.
+    struct RowTiles {
         int rows;
         int64_t from, end;
-        bool first;  // the first ones that are multiplied by these panels
+        bool first;  // whether no other rows were multiplied by these panels before
 
         int64_t begin_of(int t) const { return smaller(from + t * kTileRows, end); }
         int64_t tile_at(int t) const { return smaller(begin_of(t), end - rows); }
@@ -62,17 +62,17 @@ private:
 
     // `T` tiles of rows and `P` panels. The first tiles of rows that read the panels prefetch their lines.
     template <int T, int P>
-    PENSTOCK_NOINLINE void tile(const Rows& these, int64_t panel) const {
+    PENSTOCK_NOINLINE void tile(const RowTiles& tiled, int64_t panel) const {
         const int64_t bytes = panel_bytes(Kind::bf16, call.inputs), whole = call.inputs / kInputs;
         const uint8_t* weight[P];
         for (int p = 0; p < P; p++) weight[p] = panel_at<P>(call, panel, p, bytes);
         const bf16* numbers[T];
-        for (int t = 0; t < T; t++) numbers[t] = x + these.tile_at(t) * x_stride;
+        for (int t = 0; t < T; t++) numbers[t] = x + tiled.tile_at(t) * x_stride;
         _tile_zero(0);
         if constexpr (P > 1) _tile_zero(1);
         if constexpr (T > 1) _tile_zero(2);
         if constexpr (T > 1 && P > 1) _tile_zero(3);
-        const bool first = these.first;
+        const bool first = tiled.first;
         for (int64_t i = 0; i < whole; i++) {
             const uint8_t* next_lines = take_prefetch(call, 8, numbers[0]);
             for (int line = 0; line < 8; line++) PENSTOCK_PREFETCH_FAR(next_lines + line * 64);
@@ -83,7 +83,7 @@ private:
             for (int t = 0; t < T; t++) numbers[t] += kInputs;
             for (int p = 0; p < P; p++) weight[p] += kTileBytes;
         }
-        if (call.inputs % kInputs) multiply_rest<T, P>(these.rows, numbers, weight);
+        if (call.inputs % kInputs) multiply_rest<T, P>(tiled.rows, numbers, weight);
         constexpr int kStride = P * kLanes;
         alignas(64) float sums[T][kTileRows * kStride];
         _tile_stored(0, sums[0], kStride * sizeof(float));
@@ -91,8 +91,8 @@ private:
         if constexpr (T > 1) _tile_stored(2, sums[1], kStride * sizeof(float));
         if constexpr (T > 1 && P > 1) _tile_stored(3, sums[1] + kLanes, kStride * sizeof(float));
         for (int t = 0; t < T; t++) {
-            const int64_t begin = these.begin_of(t), count = these.begin_of(t + 1) - begin;
-            const float* own = sums[t] + (begin - these.tile_at(t)) * kStride;
+            const int64_t begin = tiled.begin_of(t), count = tiled.begin_of(t + 1) - begin;
+            const float* own = sums[t] + (begin - tiled.tile_at(t)) * kStride;
             (P > 1 && call.gated() ? finish_gated : finish)(call, begin, int(count), panel, P, own);
         }
     }

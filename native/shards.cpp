@@ -1,7 +1,6 @@
 #include "shards.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace penstock {
 namespace {
@@ -12,9 +11,8 @@ constexpr int64_t kOperationsAnElement = 80;  // while attention reads an elemen
 constexpr int64_t bytes_for_rows(int32_t rows) { return round_up((2 * int64_t(rows) + 1) * int64_t(sizeof(int32_t)), 64); }
 
 // With fewer tokens, a shard is not worth reading all weights, of which each thread would otherwise read half: 4-bit
-// weights are read fastest, and tiles are multiplied faster than their weights are read.
-int64_t least_tokens(const KernelTable& kernels, Kind kind) {
-    const int64_t rows_of_a_tile = kernels.linears[int(kind)].rows_of_a_tile;
+// weights are read fastest, and tiles are multiplied faster than their weights are read (ADR 55).
+int64_t least_tokens(int64_t rows_of_a_tile, Kind kind) {
     if (rows_of_a_tile > 1) return 6 * rows_of_a_tile;
     return block_form(kind).inputs != 0 && kind != Kind::q8 ? 4 : 8;
 }
@@ -26,13 +24,6 @@ int64_t cost_of(const ProgramCost& program, const Step& step, int32_t row, int64
     int64_t elements = program.operations / kOperationsAnElement;
     for (const Sight& sight : program.sights) elements += sight.elements * (seen - window_start(sight.window, seen));
     return elements + (token == step.q_start[row] ? program.state : 0);
-}
-
-// The end of a shard of tokens [begin, end), moved to the end of a tile where that is near: a tile takes as long with few
-// rows as with all of them.
-int64_t in_whole_tiles(int64_t begin, int64_t end, int64_t rows_of_a_tile) {
-    const int64_t tokens = end - begin, whole = (tokens + rows_of_a_tile / 2) / rows_of_a_tile * rows_of_a_tile;
-    return std::abs(whole - tokens) * 8 <= tokens ? begin + whole : end;
 }
 
 // Writes the rows of tokens [shard.token, shard.token + shard.tokens) to `memory`; `row` has the first token.
@@ -66,13 +57,13 @@ bool share_out(const Program& program, const Step& step, const KernelTable& kern
                int64_t scratch_bytes, Shard* shards) {
     if (count < 2 || count > kMostShards || program.layer_starts.empty()) return false;
     const ProgramCost cost = program_cost(program);
-    if (step.tokens < count * least_tokens(kernels, cost.kind) || cost.layer_bytes > kSharedBytes) return false;
+    const int64_t rows_of_a_tile = kernels.linears[int(cost.kind)].rows_of_a_tile;
+    if (step.tokens < count * least_tokens(rows_of_a_tile, cost.kind) || cost.layer_bytes > kSharedBytes) return false;
     if (scratch_bytes < shards_scratch(step.rows, count)) return false;
     int64_t whole = 0;
     for (int32_t row = 0; row < step.rows; row++) {
         for (int64_t t = step.q_start[row]; t < step.q_start[row + 1]; t++) whole += cost_of(cost, step, row, t);
     }
-    const int64_t rows_of_a_tile = kernels.linears[int(cost.kind)].rows_of_a_tile;
     int64_t ends[kMostShards], token = 0, spent = 0;
     int32_t row = 0;
     for (int i = 0; i < count; i++) {
@@ -80,7 +71,9 @@ bool share_out(const Program& program, const Step& step, const KernelTable& kern
             spent += cost_of(cost, step, row, token);
             if (token + 1 == step.q_start[row + 1]) row++;
         }
-        ends[i] = i == count - 1 ? token : in_whole_tiles(i == 0 ? 0 : ends[i - 1], token, rows_of_a_tile);
+        // The end of the nearest tile, since part of a tile takes as long as all of it.
+        const int64_t begin = i == 0 ? 0 : ends[i - 1], half = rows_of_a_tile / 2;
+        ends[i] = i == count - 1 ? token : begin + (token - begin + half) / rows_of_a_tile * rows_of_a_tile;
     }
     row = 0;
     for (int i = 0; i < count; i++) {
