@@ -17,11 +17,8 @@ from penstock.contract.known_times import KnownParts
 
 __all__ = ["PartTimes"]
 
-_NOISE = 0.1
-"""Standard deviation of a step's time around the sum of its parts, as a fraction of that sum."""
-
 _PACE = 0.03
-"""By how much all parts change together from one step to the next. It corrects about a quarter of an error at once."""
+"""By how much all parts change together from one step to the next."""
 
 _DRIFT = 0.003
 """By how much each part changes on its own from one step to the next."""
@@ -39,7 +36,7 @@ _UNPROVEN = 8
 _NOTHING = 1e-6
 """Seconds; no step takes less. If less is expected, all parts of the step were set to 0: nothing is known of it."""
 
-_SURPRISE = 2.0
+_SURPRISE = 1.5
 """No step counts as more than this many times longer or shorter than expected: machines pause now and then."""
 
 
@@ -50,6 +47,9 @@ class PartTimes:
         units: how much of each costs about as much as one of the first. Believed until measurements tell the parts
             apart, if nothing better is known; it need not be right.
         known: what is known before the first step; None if nothing is.
+        noise: standard deviation of a step's time around the sum of its parts, as a fraction of that sum. The less
+            noise, the more of an error is due to parts that have changed: 0.1 corrects a quarter at once, 0.06 two
+            fifths.
 
     Raises:
         ConfigError: `known` has another number of parts.
@@ -58,10 +58,11 @@ class PartTimes:
         learned: how many steps it was learned from, including those of earlier processes.
     """
 
-    __slots__ = ("_doubts", "_seconds", "_units", "learned")
+    __slots__ = ("_doubts", "_noise", "_seconds", "_units", "learned")
 
-    def __init__(self, units: tuple[float, ...], known: KnownParts | None = None) -> None:
+    def __init__(self, units: tuple[float, ...], known: KnownParts | None = None, noise: float = 0.1) -> None:
         self._units = units
+        self._noise = noise
         self._seconds = [0.0] * len(units)
         self._doubts: list[list[float]] = []  # the covariance of `_seconds`; empty while nothing is known
         self.learned = 0
@@ -99,7 +100,7 @@ class PartTimes:
         expected = others + own
         if self.learned >= _UNPROVEN and expected > _NOTHING:
             seconds = min(max(seconds, expected / _SURPRISE), expected * _SURPRISE)
-        error, noise = seconds - expected, _NOISE * max(seconds, expected)
+        error, noise = seconds - expected, self._noise * max(seconds, expected)
         if self.learned < _KNOWN or self.learned % _SELDOM == 0 or abs(error) > noise:
             self._correct(amounts, own, error, noise)
             self._drift(self._believed(amounts, seconds))

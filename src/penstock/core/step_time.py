@@ -114,6 +114,10 @@ _DRAFTS = (1.0, 2.0)
 _ONE = (1.0,)
 """The same where there is one part."""
 
+_NOISE = 0.06
+"""Of a step (`PartTimes`). Machines change their pace within a second: with 0.1, as for all other times, errors of
+expected times were a tenth to a quarter larger (ADR 52)."""
+
 
 def chunk_of(start: int, count: int, window: int | None) -> Chunks:
     """The amounts of positions `[start, start + count)` of one sequence.
@@ -162,7 +166,7 @@ class StepTimes:
         self.error: float | None = None
         self.foreseen = 0.0
         self.knows_chunks = known is not None and known.chunks
-        self._steps = PartTimes(_STEP, None if known is None else known.steps)
+        self._steps = PartTimes(_STEP, None if known is None else known.steps, _NOISE)
         self._guessing = PartTimes(_GUESSING, None if known is None else known.guessing)
         self._reading = PartTimes(_ONE, None if known is None else known.reading)
         self._in_a_row = 0  # steps with drafts since the last one without; or minus the steps since the last one with
