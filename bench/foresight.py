@@ -9,8 +9,10 @@ and about the way between client and engine, and the workload's capacity in requ
 random for `--seconds`, at a share of that capacity: conversations and long prompts at 0.7, prompts that share prefixes
 at 1.2. The simulation is given the times at which the engine received these requests, their lengths and what they
 share. Its result is compared with what the clients measured, by median and p99 of the time to the first token, between
-tokens, and to the end. A third column is simulated with the steps of the test itself and the machine's pace at each
-time. It shows how much of an error comes from a change of the machine's pace between learning and test.
+tokens, and to the end. A third column is simulated with all steps of the record, the test's too, and the machine's pace
+in each second. It shows how much of an error comes from a change of the machine's pace between learning and test.
+(Steps of the test alone would not do: the requests that taught are simulated too, and would leave a queue.) With
+`--records FOLDER` what was measured is kept; days that are there are simulated again and not measured again.
 
 `limit`: `penstock plan` advises a rate that keeps the goals, for a day of conversations that is the same in all its
 simulations. A server gets exactly that day at this rate and at 1.2 times this rate, in turns and with other tokens each
@@ -31,9 +33,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from penstock.bench.arithmetic import percentile
 from penstock.bench.latency import Latency
@@ -85,22 +88,35 @@ def _calls(arrivals: Iterable[Arrival], seed: int) -> list[Call]:
     return calls
 
 
-def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str, Any]:
-    """Measure one workload, and simulate it with what was learned before it."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "record.jsonl"
-        with recorded_server(model, _OPTIONS, record) as url:
-            taught = asyncio.run(_teach(url, DRAWN[name], learn))
-            capacity = _capacity(taught[-1])
-            rate = capacity * DAYS[name]
-            test = asyncio.run(drive_recorded(url, calls_of(DRAWN[name], rate, max(20, round(rate * seconds)), seed=1)))
-        learned_for = taught[-1].began + max(each.ended for each in taught[-1].outcomes) - taught[0].began
-        run_before = read_record(read_lines(record), until=learned_for)
-        run_itself = read_record(read_lines(record), since=learned_for)
+class Day(NamedTuple):
+    """What the clients of one server measured.
+
+    Attributes:
+        taught: the load tests before the day.
+        test: the day.
+        capacity, rate: requests a second: as measured before the day, and as they arrived.
+    """
+
+    taught: list[Driven]
+    test: Driven
+    capacity: float
+    rate: float
+
+
+def measure_day(model: str, name: str, learn: float, seconds: float, folder: Path) -> dict[str, Any]:
+    """Measure one workload, or read what is in the folder, and simulate it with what was learned before it."""
+    record, clients = folder / f"{name}.jsonl", folder / f"{name}-clients.json"
+    if not clients.exists():
+        record.unlink(missing_ok=True)
+        clients.write_bytes(msgspec.json.encode(_measure(model, name, learn, seconds, record)))
+    taught, test, capacity, rate = msgspec.json.decode(clients.read_bytes(), type=Day)
+    learned_for = taught[-1].began + max(each.ended for each in taught[-1].outcomes) - taught[0].began
+    run_before = read_record(read_lines(record), until=learned_for)
+    run_whole = read_record(read_lines(record))
     way = way_of(run_before, _together(taught))
     measured = _measured(test.outcomes)
     predicted = _simulate(run_before, way, test)
-    known = _simulate(run_itself, way, test, part=0.0)
+    known = _simulate(run_whole, way, test, part=0.0)
     return {
         "workload": name,
         "capacity_requests_s": capacity,
@@ -111,6 +127,15 @@ def measure_day(model: str, name: str, learn: float, seconds: float) -> dict[str
         "way_ms": {"there": way.there * 1e3, "back": way.back * 1e3, "end": way.end * 1e3},
         "latencies_ms": _beside(measured, predicted, known),
     }
+
+
+def _measure(model: str, name: str, learn: float, seconds: float, record: Path) -> Day:
+    with recorded_server(model, _OPTIONS, record) as url:
+        taught = asyncio.run(_teach(url, DRAWN[name], learn))
+        capacity = _capacity(taught[-1])
+        rate = capacity * DAYS[name]
+        test = asyncio.run(drive_recorded(url, calls_of(DRAWN[name], rate, max(20, round(rate * seconds)), seed=1)))
+    return Day(taught, test, capacity, rate)
 
 
 async def _teach(url: str, drawn: Drawn, seconds: float) -> list[Driven]:
@@ -277,18 +302,24 @@ def limit_table(record: dict[str, Any]) -> str:
 @click.option("--quantile", default=99.0, show_default=True)
 @click.option("--requests", default=300, show_default=True, help="Of the day of limit.")
 @click.option("--turns", default=3, show_default=True, help="How often limit sends its day at each rate.")
+@click.option("--records", type=click.Path(path_type=Path, file_okay=False), help="Keep what days measured here.")
 @click.option("--json", "target", type=click.Path(path_type=Path, dir_okay=False), help="Write a record here.")
-def command(what: str, model: str, serve_options: tuple[str, ...], target: Path | None, **options: Any) -> None:
+def command(
+    what: str, model: str, serve_options: tuple[str, ...], records: Path | None, target: Path | None, **options: Any
+) -> None:
     """Predicted latencies beside measured ones; see the head of this file."""
     if what == "days" and serve_options:
         raise click.UsageError("options of the server are for limit")
     record: dict[str, Any] = provenance() | {"kind": f"foresight-{what}", "model": model, "options": options}
     if what == "days":
         record["days"] = []
-        for name in options["workload"] or DAYS:
-            day = measure_day(model, name, options["learn"], options["seconds"])
-            click.echo(day_table(day))
-            record["days"].append(day)
+        with tempfile.TemporaryDirectory() as made:
+            folder = records or Path(made)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in options["workload"] or DAYS:
+                day = measure_day(model, name, options["learn"], options["seconds"], folder)
+                click.echo(day_table(day))
+                record["days"].append(day)
     else:
         asked = (options[name] for name in ("slo", "quantile", "requests", "seconds", "turns"))
         record |= {"serve_options": list(serve_options)} | measure_limit(model, serve_options, *asked)

@@ -47,13 +47,12 @@ class RecordedRun:
     steps: int
 
 
-def read_record(lines: Iterable[str], until: float = inf, since: float = 0.0) -> RecordedRun:
+def read_record(lines: Iterable[str], until: float = inf) -> RecordedRun:
     """Read a record.
 
     Args:
         lines: the lines of the file.
         until: costs are learned from steps that end at most this many seconds after the first arrival.
-        since: costs are learned from steps that end at least this many seconds after the first arrival.
 
     Raises:
         ConfigError: the trace is corrupt, of another version, has no times, holds no request, or has several plans in
@@ -63,7 +62,7 @@ def read_record(lines: Iterable[str], until: float = inf, since: float = 0.0) ->
     config = records.header().config
     if config.depth > 1:
         raise ConfigError("trace", f"{config.depth} plans were in flight at once: no simulation does that")
-    reader = _Reader(config, since, until)
+    reader = _Reader(config, until)
     for record in records:
         if record.at is None:
             raise ConfigError("trace", f"line {record.line}: it says no time: no engine with a clock recorded it")
@@ -120,9 +119,8 @@ class _Seen:
 class _Reader:
     """Follows a record line by line. Owned by `read_record`."""
 
-    def __init__(self, config: SchedulerConfig, since: float, until: float) -> None:
+    def __init__(self, config: SchedulerConfig, until: float) -> None:
         self._config = config
-        self._since = since
         self._until = until
         self._learner = CostLearner(config.window)
         self._seen: list[_Seen] = []
@@ -244,7 +242,7 @@ class _Reader:
         self._held.clear()
 
     def _learns(self, at: float) -> bool:
-        return self._since <= self._after(at) <= self._until
+        return self._after(at) <= self._until
 
     def _after(self, at: float) -> float:
         """Seconds since the first arrival."""
