@@ -146,5 +146,5 @@ def default_server(default_model: Path, tmp_path_factory: pytest.TempPathFactory
 
     folder = tmp_path_factory.mktemp("default")
     more = os.environ.get("PENSTOCK_TEST_SERVE_OPTIONS", "").split()
-    with serve(folder / "trace.jsonl", "--profile-dir", str(folder / "profiles"), *more) as served:
+    with serve(folder / "trace.jsonl", "--profile-dir", str(folder / "profiles"), *more, forked=False) as served:
         yield served

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from served import ALONE, serve
+from served import ALONE, serve, started
 from terminal import Terminal
 
 SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
@@ -110,8 +108,7 @@ def test_a_server_that_is_not_there_is_said_so():
 
 
 def test_a_server_that_is_killed_in_an_answer_does_not_end_the_conversation(endless):
-    command = [sys.executable, "-m", "penstock", "serve", endless, "--port", "0", *SMALL, ALONE]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with started("serve", endless, "--port", "0", *SMALL, ALONE) as process:
         try:
             address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
             with Terminal("chat", "--base-url", address, *ENDLESS) as terminal:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from served import PATIENCE
+from served import PATIENCE, Process, started
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FAMILIES = {"first": "llama", "second": "qwen3", "third": "gemma2"}
@@ -35,16 +32,11 @@ def write_models(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def serving(
-    *arguments: str, end: signal.Signals = signal.SIGTERM, **environment: str
-) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    *arguments: str, end: signal.Signals = signal.SIGTERM, forked: bool = True, **environment: str
+) -> Iterator[tuple[str, Process]]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--no-standby", *flags, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_KV_STORE": "off", **environment},
-    )
+    command = ("serve", "--port", "0", "--no-standby", *flags, *arguments)
+    process = started(*command, forked=forked, PENSTOCK_KV_STORE="off", **environment)
     lines: list[str] = []
     assert process.stdout is not None
     reader = threading.Thread(target=lambda: lines.extend(process.stdout))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import preloaded
 
 START_LIMIT = 300.0  # seconds; far more than it takes, since tests run on busy machines
 PATIENCE = 60.0  # seconds
@@ -24,6 +25,26 @@ FLEET = os.environ.get("PENSTOCK_TEST_FLEET", "")
 ALONE = "--no-standby"
 """A server of a test does without a zygote where nobody kills its runner: it is the same but for one process."""
 
+Process = subprocess.Popen[str] | preloaded.Forked
+
+
+def started(*arguments: str, forked: bool = True, **environment: str) -> Process:
+    """`penstock ARGUMENTS` in a process of its own; its output, errors too, is `stdout`.
+
+    `forked`: from a process that has imported everything, where that is possible. A test that looks for the processes
+    below it, or is about how it starts, says False.
+    """
+    environment = {"PYTHONUNBUFFERED": "1", **environment}
+    if forked and sys.platform == "linux":
+        return preloaded.popen(arguments, **environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
 
 @dataclass(frozen=True)
 class Served:
@@ -31,7 +52,7 @@ class Served:
 
     url: str
     trace: Path
-    process: subprocess.Popen[str]
+    process: Process
     seconds_to_listen: float
     _plans: list[dict[str, Any]] = field(default_factory=list)
     _read: dict[Path, int] = field(default_factory=dict)  # how many of each trace's plans were read
@@ -78,7 +99,8 @@ class Served:
 
 
 @contextmanager
-def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Served]:
+def serve(trace: Path, *arguments: str, standby: bool = False, forked: bool = True) -> Iterator[Served]:
+    """A server. `standby`: with a zygote, as by default. `forked`: see `started`; never with a standby or a fleet."""
     arguments = (*arguments, *(() if standby else (ALONE,)))
     command = ("serve",)
     if FLEET:
@@ -87,13 +109,8 @@ def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Serve
             at = arguments.index("--profile-dir")
             arguments = (*arguments[:at], *arguments[at + 2 :])
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *command, "--port", "0", "--record", str(trace), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    apart = standby or FLEET or not forked
+    process = started(*command, "--port", "0", "--record", str(trace), *arguments, forked=not apart)
     try:
         url = listening_url(process, began)
         yield Served(url, trace, process, time.monotonic() - began)
@@ -107,13 +124,7 @@ def serve(trace: Path, *arguments: str, standby: bool = False) -> Iterator[Serve
 @contextmanager
 def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
     """The URL of a server with a journal, which is killed at the end of the block."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", "--journal", str(journal), ALONE],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-    ) as process:
+    with started("serve", "--port", "0", "--journal", str(journal), ALONE, **environment) as process:
         try:
             yield listening_url(process, time.monotonic())
         finally:
@@ -129,7 +140,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def listening_url(process: subprocess.Popen[str], began: float, said: list[str] | None = None) -> str:
+def listening_url(process: Process, began: float, said: list[str] | None = None) -> str:
     said = [] if said is None else said
     assert process.stdout is not None
     for line in process.stdout:

@@ -83,7 +83,7 @@ def test_in_every_weight_form_the_model_guesses_right_for_itself(
 def test_streams_go_on_to_the_bit_while_a_runner_with_a_draft_model_is_killed(default_model, tmp_path):
     trace = tmp_path / "trace"
     options = ("--draft-model", str(default_model), "--kv-cache-memory", "256MiB")
-    with serve(trace, *options) as served, ThreadPoolExecutor(len(ASKED)) as pool:
+    with serve(trace, *options, forked=False) as served, ThreadPoolExecutor(len(ASKED)) as pool:
         model = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
         bodies = [{"model": model, **body} for body in ASKED]
         want = [streamed(served.url, body) for body in bodies]

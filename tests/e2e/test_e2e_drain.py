@@ -23,7 +23,7 @@ LONG = {"ignore_eos": True, "temperature": 0.8}
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    with serve(tmp_path / "trace", "--runner", "process", "--drain-timeout", "300") as served:
+    with serve(tmp_path / "trace", "--runner", "process", "--drain-timeout", "300", forked=False) as served:
         yield served
 
 

@@ -15,7 +15,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from served import ALONE, Served
+from served import ALONE, Process, Served, started
 
 from penstock import LLM
 
@@ -147,14 +147,8 @@ KEY = "sk-0123456789abcdef"
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "serve", "--port", "0", ALONE],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "PENSTOCK_API_KEY": KEY},
-    ) as process:
+def process() -> Iterator[Process]:
+    with started("serve", "--port", "0", ALONE, PENSTOCK_API_KEY=KEY) as process:
         yield process
         process.kill()
 

@@ -235,7 +235,7 @@ def resident(pid: int) -> int:
 
 def test_an_idle_model_leaves_and_its_memory_with_it(folders, alone):
     names = [str(folders[name]) for name in ("first", "second")]
-    with serving(*names, "--unload-after", "1") as (url, process):
+    with serving(*names, "--unload-after", "1", forked=False) as (url, process):
         assert text_of(complete(url, "second")) == alone["second"]
         loaded = resident(process.pid)
         wait_until(lambda: states(url)["second"] == "unloaded")
@@ -246,7 +246,7 @@ def test_an_idle_model_leaves_and_its_memory_with_it(folders, alone):
 
 def test_a_model_whose_process_dies_goes_on_and_the_others_too(folders, alone):
     names = [str(folders[name]) for name in ("first", "second")]
-    with serving(*names) as (url, process):
+    with serving(*names, forked=False) as (url, process):
         assert text_of(complete(url, "first")) == alone["first"]
         (runner,) = runners_of(process.pid)
         assert text_of(complete(url, "second")) == alone["second"]
@@ -258,7 +258,7 @@ def test_a_model_whose_process_dies_goes_on_and_the_others_too(folders, alone):
 @pytest.mark.skipif(not can_fork(), reason="each model's process is started, and not forked")
 def test_the_processes_of_all_models_come_from_one_that_has_imported(folders, alone):
     names = [str(folders[name]) for name in ("first", "second")]
-    with serving(*names, "--standby") as (url, process):
+    with serving(*names, "--standby", forked=False) as (url, process):
         for name in ("first", "second"):
             assert text_of(complete(url, name)) == alone[name]
         assert len(runners_of(process.pid)) == 3

@@ -6,8 +6,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import ALONE, PATIENCE, listening_url, wait_until
+from served import ALONE, PATIENCE, listening_url, started, wait_until
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams, computing
@@ -89,15 +87,9 @@ def server(
     root: Path | None, *arguments: str, killed: bool, said: list[str] | None = None, **environment: str
 ) -> Iterator[str]:
     """The URL of a server whose store is in `root`, or in its default folder; `said` gets its start report."""
-    command = [sys.executable, "-m", "penstock", "serve", "--port", "0", ALONE, *arguments]
+    command = ["serve", "--port", "0", ALONE, *arguments]
     command += ["--kv-store", str(root)] if root is not None else []
-    with subprocess.Popen(
-        [*command, "--kv-cache-memory", "64MiB"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-    ) as process:
+    with started(*command, "--kv-cache-memory", "64MiB", **environment) as process:
         try:
             yield listening_url(process, time.monotonic(), said)
         finally:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +14,7 @@ import httpx
 import pytest
 import zmq
 from kv_events_reader import Sockets, View, events_of, receive, replay, subscribe
-from served import PATIENCE, listening_url
+from served import PATIENCE, listening_url, started
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FREE = "tcp://127.0.0.1:0"
@@ -36,7 +33,7 @@ def folder(tmp_path_factory) -> Path:
 
 def command(folder: Path, *arguments: str) -> list[str]:
     engine = ["--threads", "1", "--max-num-seqs", "4", "--kv-store", "off", "--no-standby"]
-    return [sys.executable, "-m", "penstock", "serve", str(folder), "--port", "0", *engine, *arguments]
+    return ["serve", str(folder), "--port", "0", *engine, *arguments]
 
 
 @contextmanager
@@ -44,13 +41,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[tuple[str, str, str]]:
     """A server: its URL, and where it publishes and replays."""
     said: list[str] = []
     flags = ("--kv-events", FREE, "--kv-events-replay", FREE, "--kv-cache-memory", "256KiB", *arguments)
-    with subprocess.Popen(
-        command(folder, *flags),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
+    with started(*command(folder, *flags)) as process:
         try:
             url = listening_url(process, time.monotonic(), said)
             found = re.search(r"KV events +on (tcp://\S+), again on (tcp://[\d.:]+)", "".join(said))
@@ -172,12 +163,11 @@ def test_behind_keys_a_router_finds_what_a_gateway_asked_for_and_no_more(folder,
 def test_an_address_in_use_is_told_before_the_model_is_loaded(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        said = subprocess.run(
-            command(folder, "--kv-events", address), capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-    assert said.returncode == 2
-    assert f"cannot listen on {address}" in said.stderr
-    assert "weights" not in said.stdout
+        with started(*command(folder, "--kv-events", address)) as process:
+            said = process.stdout.read()
+            assert process.wait(PATIENCE) == 2
+    assert f"cannot listen on {address}" in said
+    assert "weights" not in said
 
 
 def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, context, tmp_path):
@@ -185,13 +175,7 @@ def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, conte
     models = tmp_path / "models.yaml"
     models.write_text(f"models:\n  - model: {folder}\n    kv-events: {address}\n    kv-events-replay: {again}\n")
     arguments = ("--models-file", str(models), "--kv-cache-memory", "256KiB", "--unload-after", "999")
-    with subprocess.Popen(
-        [part for part in command(folder, *arguments) if part != str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    ) as process:
+    with started(*[part for part in command(folder, *arguments) if part != str(folder)]) as process:
         try:
             url = listening_url(process, time.monotonic())
             complete(url, PROMPT[:40])

@@ -172,7 +172,7 @@ def test_a_process_that_stands_still_is_replaced_and_the_server_is_unready_meanw
         return httpx.get(f"{url}/health/ready", timeout=PATIENCE).status_code
 
     with (
-        serve(tmp_path / "trace", "--runner", "process", "--kv-cache-memory", "64MiB") as served,
+        serve(tmp_path / "trace", "--runner", "process", "--kv-cache-memory", "64MiB", forked=False) as served,
         ThreadPoolExecutor(1) as pool,
     ):
         want = httpx.post(f"{served.url}/v1/completions", json=body, timeout=PATIENCE).json()["choices"]
