@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from served import ALONE, serve, started
+from served import ALONE, serve, start
 from terminal import Terminal
 
 SMALL = ("--kv-cache-memory", "400MB", "--threads", "1", "--dtype", "float32")
@@ -108,7 +108,7 @@ def test_a_server_that_is_not_there_is_said_so():
 
 
 def test_a_server_that_is_killed_in_an_answer_does_not_end_the_conversation(endless):
-    with started("serve", endless, "--port", "0", *SMALL, ALONE) as process:
+    with start("serve", endless, "--port", "0", *SMALL, ALONE) as process:
         try:
             address = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
             with Terminal("chat", "--base-url", address, *ENDLESS) as terminal:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from served import PATIENCE, Process, started
+from served import PATIENCE, Process, start
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FAMILIES = {"first": "llama", "second": "qwen3", "third": "gemma2"}
@@ -36,7 +36,7 @@ def serving(
 ) -> Iterator[tuple[str, Process]]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
     command = ("serve", "--port", "0", "--no-standby", *flags, *arguments)
-    process = started(*command, forked=forked, PENSTOCK_KV_STORE="off", **environment)
+    process = start(*command, forked=forked, PENSTOCK_KV_STORE="off", **environment)
     lines: list[str] = []
     assert process.stdout is not None
     reader = threading.Thread(target=lambda: lines.extend(process.stdout))

@@ -5,6 +5,9 @@ start dozens of servers. Here one process a worker imports it all and starts no 
 command line that it gets through a socket, with the standard streams, environment and folder of whoever asked; a forked
 server has its runner forked in the same way. Everything else is what `python -m` would do.
 
+The zygote of `penstock.remote` forks runners only, and multiprocessing's fork server would import anew for processes
+that a forked one starts, as a server does its runner.
+
 Only for servers whose processes nobody looks for by name, and whose environment says nothing that is read at import.
 `popen` is used as `subprocess.Popen` is.
 """

@@ -28,7 +28,7 @@ ALONE = "--no-standby"
 Process = subprocess.Popen[str] | preloaded.Forked
 
 
-def started(*arguments: str, forked: bool = True, **environment: str) -> Process:
+def start(*arguments: str, forked: bool = True, **environment: str) -> Process:
     """`penstock ARGUMENTS` in a process of its own; its output, errors too, is `stdout`.
 
     `forked`: from a process that has imported everything, where that is possible. A test that looks for the processes
@@ -100,7 +100,7 @@ class Served:
 
 @contextmanager
 def serve(trace: Path, *arguments: str, standby: bool = False, forked: bool = True) -> Iterator[Served]:
-    """A server. `standby`: with a zygote, as by default. `forked`: see `started`; never with a standby or a fleet."""
+    """A server. `standby`: with a zygote, as by default. `forked`: see `start`; never with a standby or a fleet."""
     arguments = (*arguments, *(() if standby else (ALONE,)))
     command = ("serve",)
     if FLEET:
@@ -110,7 +110,7 @@ def serve(trace: Path, *arguments: str, standby: bool = False, forked: bool = Tr
             arguments = (*arguments[:at], *arguments[at + 2 :])
     began = time.monotonic()
     apart = standby or FLEET or not forked
-    process = started(*command, "--port", "0", "--record", str(trace), *arguments, forked=not apart)
+    process = start(*command, "--port", "0", "--record", str(trace), *arguments, forked=not apart)
     try:
         url = listening_url(process, began)
         yield Served(url, trace, process, time.monotonic() - began)
@@ -124,7 +124,7 @@ def serve(trace: Path, *arguments: str, standby: bool = False, forked: bool = Tr
 @contextmanager
 def killed_at_the_end(journal: Path, **environment: str) -> Iterator[str]:
     """The URL of a server with a journal, which is killed at the end of the block."""
-    with started("serve", "--port", "0", "--journal", str(journal), ALONE, **environment) as process:
+    with start("serve", "--port", "0", "--journal", str(journal), ALONE, **environment) as process:
         try:
             yield listening_url(process, time.monotonic())
         finally:

@@ -15,7 +15,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from served import ALONE, Process, Served, started
+from served import ALONE, Process, Served, start
 
 from penstock import LLM
 
@@ -148,7 +148,7 @@ KEY = "sk-0123456789abcdef"
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    with started("serve", "--port", "0", ALONE, PENSTOCK_API_KEY=KEY) as process:
+    with start("serve", "--port", "0", ALONE, PENSTOCK_API_KEY=KEY) as process:
         yield process
         process.kill()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import ALONE, PATIENCE, listening_url, started, wait_until
+from served import ALONE, PATIENCE, listening_url, start, wait_until
 
 from needs import COMPILED
 from penstock import LLM, SamplingParams, computing
@@ -89,7 +89,7 @@ def server(
     """The URL of a server whose store is in `root`, or in its default folder; `said` gets its start report."""
     command = ["serve", "--port", "0", ALONE, *arguments]
     command += ["--kv-store", str(root)] if root is not None else []
-    with started(*command, "--kv-cache-memory", "64MiB", **environment) as process:
+    with start(*command, "--kv-cache-memory", "64MiB", **environment) as process:
         try:
             yield listening_url(process, time.monotonic(), said)
         finally:

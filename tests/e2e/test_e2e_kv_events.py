@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 import zmq
+from command_line import started
 from kv_events_reader import Sockets, View, events_of, receive, replay, subscribe
-from served import PATIENCE, listening_url, started
+from served import PATIENCE, listening_url, start
 from tiny_checkpoints import BYTE_VOCABULARY, VARIANTS, write_byte_tokenizer, write_checkpoint
 
 FREE = "tcp://127.0.0.1:0"
@@ -41,7 +42,7 @@ def serving(folder: Path, *arguments: str) -> Iterator[tuple[str, str, str]]:
     """A server: its URL, and where it publishes and replays."""
     said: list[str] = []
     flags = ("--kv-events", FREE, "--kv-events-replay", FREE, "--kv-cache-memory", "256KiB", *arguments)
-    with started(*command(folder, *flags)) as process:
+    with start(*command(folder, *flags)) as process:
         try:
             url = listening_url(process, time.monotonic(), said)
             found = re.search(r"KV events +on (tcp://\S+), again on (tcp://[\d.:]+)", "".join(said))
@@ -163,11 +164,10 @@ def test_behind_keys_a_router_finds_what_a_gateway_asked_for_and_no_more(folder,
 def test_an_address_in_use_is_told_before_the_model_is_loaded(folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with started(*command(folder, "--kv-events", address)) as process:
-            said = process.stdout.read()
-            assert process.wait(PATIENCE) == 2
-    assert f"cannot listen on {address}" in said
-    assert "weights" not in said
+        said = started(*command(folder, "--kv-events", address))
+    assert said.returncode == 2
+    assert f"cannot listen on {address}" in said.stderr
+    assert "weights" not in said.stdout
 
 
 def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, context, tmp_path):
@@ -175,7 +175,7 @@ def test_of_several_models_one_that_leaves_says_so_and_begins_anew(folder, conte
     models = tmp_path / "models.yaml"
     models.write_text(f"models:\n  - model: {folder}\n    kv-events: {address}\n    kv-events-replay: {again}\n")
     arguments = ("--models-file", str(models), "--kv-cache-memory", "256KiB", "--unload-after", "999")
-    with started(*[part for part in command(folder, *arguments) if part != str(folder)]) as process:
+    with start(*[part for part in command(folder, *arguments) if part != str(folder)]) as process:
         try:
             url = listening_url(process, time.monotonic())
             complete(url, PROMPT[:40])

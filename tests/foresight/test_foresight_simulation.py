@@ -12,7 +12,7 @@ from foresight_days import AFTER, AROUND, record_day
 
 from penstock.contract.errors import ConfigError
 from penstock.contract.scheduler_config import SchedulerConfig
-from penstock.core.trace import StepPlan, TraceReader
+from penstock.core.trace import StepPlan, StepResult, TraceReader
 from penstock.foresight.arrivals import Arrival
 from penstock.foresight.comparing import compare, comparison_record, comparison_table
 from penstock.foresight.engine import SimulatedEngine, run
@@ -63,8 +63,11 @@ def test_a_record_is_read_as_its_requests_and_what_became_of_them(busy):
 
 def test_costs_are_learned_from_the_steps_until_a_time(busy):
     recorded = read_record(busy)
-    early = read_record(busy, until=recorded.seconds / 2)
+    half = recorded.seconds / 2
+    early = read_record(busy, until=half)
     some, every = (sum(map(len, each.costs.scatter._by_shape.values())) for each in (early, recorded))
+    ends = [each.at - recorded.began for each in TraceReader(busy) if isinstance(each.value, StepResult)]
+    assert (some, every) == (sum(end <= half for end in ends), len(ends))
     assert 0.3 * every < some < 0.7 * every
     assert len(early.arrivals) == len(recorded.arrivals) == 120
 
